@@ -1,0 +1,181 @@
+"""Owns the `data` and `patch` sections: where cases come from, how they are split, preprocessed, kept and cropped."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fasttrain.recipe.spec import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Spec
+
+
+class DecathlonSource(Spec):
+    """A Medical Segmentation Decathlon folder: a `dataset.json` that lists image and label paths."""
+
+    kind: Literal["decathlon"]
+    file: str = "dataset.json"
+
+
+class NnunetSource(Spec):
+    """An nnU-Net v2 folder: `imagesTr/CASE_0000.nii.gz` (one file a channel) and `labelsTr/CASE.nii.gz`."""
+
+    kind: Literal["nnunet"]
+
+
+class FoldersSource(Spec):
+    """Plain folders, image and label paired by id: the file name less its ending and less `image_suffix`/`label_suffix`.
+
+    With several `image_suffixes` there is one file a channel, in that order.
+    """
+
+    kind: Literal["folders"]
+    images: str = "images"
+    labels: str = "labels"
+    image_suffixes: tuple[str, ...] = ("",)
+    label_suffix: str = ""
+
+
+class PhantomSource(Spec):
+    """Made CT-like volumes with two organs; written once, deterministic, needs no download."""
+
+    kind: Literal["phantom"]
+    cases: Annotated[int, Field(ge=2, le=1000)] = 24
+    seed: NonNegativeInt = 0
+
+
+SourceSpec = Annotated[DecathlonSource | NnunetSource | FoldersSource | PhantomSource, Field(discriminator="kind")]
+
+
+class KFoldSplit(Spec):
+    """Shuffled k-fold over the sorted case names, the folds nnU-Net draws (scikit-learn's KFold, random_state 12345)."""
+
+    kind: Literal["kfold"]
+    folds: Annotated[int, Field(ge=2)] = 5
+    fold: NonNegativeInt = 0
+    seed: NonNegativeInt = 12345
+    test: tuple[str, ...] = ()
+
+
+class LastSplit(Spec):
+    """The last `validation` cases of the sorted names validate, the rest train; the `test` before them are left out."""
+
+    kind: Literal["last"]
+    validation: PositiveInt
+    test: NonNegativeInt = 0
+
+
+class RatioSplit(Spec):
+    """Shares of the shuffled cases for validation and test; the rest train."""
+
+    kind: Literal["ratio"]
+    validation: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    seed: NonNegativeInt = 0
+
+
+class ListsSplit(Spec):
+    """Case names written out."""
+
+    kind: Literal["lists"]
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    test: tuple[str, ...] = ()
+
+
+SplitSpec = Annotated[KFoldSplit | LastSplit | RatioSplit | ListsSplit, Field(discriminator="kind")]
+
+
+class WindowIntensity(Spec):
+    """Maps `low…high` (HU in CT) to 0…1 and clips what lies outside."""
+
+    kind: Literal["window"]
+    low: float
+    high: float
+
+
+class ZScoreIntensity(Spec):
+    """Subtracts the mean and divides by the standard deviation, each image and channel by itself."""
+
+    kind: Literal["zscore"]
+    nonzero: bool = False
+
+
+class PercentileIntensity(Spec):
+    """Maps the `low…high` percentiles of each image and channel to 0…1 and clips what lies outside."""
+
+    kind: Literal["percentile"]
+    low: Annotated[float, Field(ge=0.0, le=100.0)] = 0.5
+    high: Annotated[float, Field(ge=0.0, le=100.0)] = 99.5
+
+
+class NoIntensity(Spec):
+    """Keeps the values of the file."""
+
+    kind: Literal["none"]
+
+
+IntensitySpec = Annotated[
+    WindowIntensity | ZScoreIntensity | PercentileIntensity | NoIntensity, Field(discriminator="kind")
+]
+
+
+class ForegroundCrop(Spec):
+    """Cuts each volume to the box of voxels above `above` (after the intensity step), plus `margin` voxels."""
+
+    above: float = 0.0
+    margin: NonNegativeInt = 0
+
+
+class CacheSpec(Spec):
+    """Where preprocessed volumes are kept between epochs."""
+
+    kind: Literal["auto", "none", "memory"] = "auto"
+
+
+class DataSpec(Spec):
+    """What is trained on."""
+
+    name: str | None = None
+    source: SourceSpec
+    channels: Annotated[tuple[str, ...], Field(min_length=1)]
+    classes: Annotated[dict[int, str], Field(min_length=1)]
+    split: SplitSpec
+    orientation: Annotated[str, Field(pattern="^[RLAPSI]{3}$")] | None = "RAS"
+    spacing: tuple[PositiveFloat, ...] | None = None
+    intensity: IntensitySpec
+    crop_foreground: ForegroundCrop | None = None
+    nan_policy: Literal["refuse", "replace"] = "refuse"
+    storage_dtype: Literal["float32", "float16"] = "float32"
+    samples_per_case: PositiveInt = 1
+    cache: CacheSpec = CacheSpec()
+    workers: Literal["auto"] | NonNegativeInt = "auto"
+    prefetch_factor: PositiveInt = 2
+
+    @property
+    def class_count(self) -> int:
+        """Output channels: the declared classes and the background."""
+        return len(self.classes) + 1
+
+    @property
+    def class_values(self) -> tuple[int, ...]:
+        """Label values of the file by class index; class 0 is the background, value 0."""
+        return (0, *sorted(self.classes))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the foreground classes, in the order of their class index."""
+        return tuple(self.classes[value] for value in sorted(self.classes))
+
+
+class PatchSpec(Spec):
+    """How crops are drawn for training.
+
+    A share `foreground` of the crops is centred on a foreground voxel, drawn from all of them (`voxel`) or from a class that
+    was drawn first (`class`). The others lie anywhere, or are centred on a background voxel whose image value is above
+    `background_above`.
+    """
+
+    size: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=3)]
+    foreground: Probability = 0.5
+    foreground_by: Literal["voxel", "class"] = "voxel"
+    background_above: float | None = None

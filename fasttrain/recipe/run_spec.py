@@ -1,0 +1,74 @@
+"""Owns the `validation` and `output` sections: how a run is judged and what it leaves behind."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from fasttrain.recipe.spec import NonNegativeInt, PositiveInt, Spec
+
+
+class WindowSpec(Spec):
+    """Sliding-window inference: patch-sized windows that overlap, blended into one volume."""
+
+    overlap: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.25
+    blend: Literal["gaussian", "constant"] = "gaussian"
+    batch_size: PositiveInt = 4
+
+
+class ValidationSpec(Spec):
+    """Whole volumes scored every so many epochs and after the last.
+
+    `grid: original` brings each prediction back to the grid of its file and scores it there; `preprocessed` scores on the
+    resampled grid, which is faster and easier on thin structures. `mirror` averages over flips of these axes.
+    """
+
+    every: PositiveInt = 1
+    window: WindowSpec = WindowSpec()
+    grid: Literal["original", "preprocessed"] = "original"
+    hd95: bool = False
+    mirror: tuple[NonNegativeInt, ...] = ()
+
+
+class Interval(Spec):
+    """A distance between checkpoints, read from text such as `1 epoch`, `50 steps` or `5m`."""
+
+    amount: float
+    unit: Literal["epochs", "steps", "seconds"]
+
+
+_INTERVAL = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(epochs?|steps?|s|m|h)\s*$")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_interval(text: str) -> Interval:
+    """Reads `N epochs`, `N steps`, `Ns`, `Nm` or `Nh`; raises ValueError for anything else, zero among it."""
+    match = _INTERVAL.match(text)
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{text!r} is no interval; write for example '1 epoch', '50 steps' or '5m'")
+    amount, unit = float(match[1]), match[2]
+    if unit in _SECONDS:
+        return Interval(amount=amount * _SECONDS[unit], unit="seconds")
+    if not amount.is_integer():
+        raise ValueError(f"{text!r}: epochs and steps are whole numbers")
+    return Interval(amount=amount, unit="steps" if unit.startswith("step") else "epochs")
+
+
+def _check_interval(text: str) -> str:
+    parse_interval(text)
+    return text
+
+
+class OutputSpec(Spec):
+    """What is written into the run folder.
+
+    `checkpoint_every` sets how often `last.pt` is renewed; `keep_every` keeps an `epoch_NNNN.pt` every so many epochs (0:
+    none), of which the newest `keep` stay.
+    """
+
+    checkpoint_every: Annotated[str, AfterValidator(_check_interval)] = "1 epoch"
+    keep_every: NonNegativeInt = 0
+    keep: PositiveInt = 3
+    plots: bool = True

@@ -1,0 +1,30 @@
+"""Owns the base of every recipe section: unknown keys are refused and values do not change once read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Spec(BaseModel):
+    """A section of a recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+def _as_switch(value: object) -> object:
+    """`true`/`false` and `on`/`off` mean the same: YAML 1.2 reads the first pair as booleans and the second as strings."""
+    if value is True:
+        return "on"
+    if value is False:
+        return "off"
+    return value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_switch)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0)]

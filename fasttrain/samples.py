@@ -1,0 +1,87 @@
+"""Owns the values that flow from files to the network: Case (files) → Sample (one preprocessed volume) → Batch (patches)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    """The files of one subject.
+
+    `images` holds one path with all channels, or one path a channel, in the recipe's channel order. `label` is None where
+    there is no reference (test cases, `predict`). `name` is the id by which image and label were paired.
+    """
+
+    name: str
+    images: tuple[Path, ...]
+    label: Path | None
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """A voxel grid in the world: `shape` in voxels and `affine`, a 4×4 float64 matrix from voxel index to RAS mm."""
+
+    shape: tuple[int, ...]
+    affine: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One preprocessed volume on the CPU.
+
+    image: [channel, *spatial], in the recipe's `data.storage_dtype`.
+    label: [1, *spatial], uint8 class indices (0 … classes − 1), or None.
+    centres: one int32 tensor [n] a foreground class, flat C-order indices of voxels of that class (at most
+        `CENTRES_PER_CLASS` of them, evenly drawn), from which foreground crops take their centre.
+    background_centres: int32 [n], voxels with label 0 and an image above `patch.background_above`; None where that is null.
+    grid: the grid of `image`; source_grid: the grid of the file, to which predictions are brought back.
+    """
+
+    name: str
+    image: torch.Tensor
+    label: torch.Tensor | None
+    centres: tuple[torch.Tensor, ...]
+    background_centres: torch.Tensor | None
+    grid: Grid
+    source_grid: Grid
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What one forward pass sees.
+
+    image: [batch, channel, *patch] float32 (or the storage dtype); label: [batch, 1, *patch] uint8.
+    positions: the global sample positions of the patches (see `batches.order`), and `names` the cases they came from.
+    """
+
+    image: torch.Tensor
+    label: torch.Tensor
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@runtime_checkable
+class CaseSource(Protocol):
+    """Preprocessed volumes by index; one implementation a cache kind."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+    def close(self) -> None: ...
+
+
+class BatchSource(Protocol):
+    """Batches from a given sample position on, for ever; how they are made is the implementation's own business."""
+
+    def batches(self, first_position: int) -> Iterator[Batch]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,134 @@
+"""Owns what a run reports while it goes on: one small value a happening, handed to every observer in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The plan is made and the run folder claimed. `resumed_step` is None for a new run."""
+
+    run: str
+    recipe: str
+    device: str
+    epochs: int
+    steps_per_epoch: int
+    training_cases: int
+    validation_cases: int
+    decisions: tuple[tuple[str, str, str], ...] = ()
+    """(name, value, reason) of each decision of the plan."""
+    resumed_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Work outside the training loop: reading and caching cases, validating, plotting. `done` of `total` items."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class StepLogged:
+    """Figures of the steps since the last log (a window of them, never read step by step)."""
+
+    epoch: int
+    step: int
+    step_in_epoch: int
+    loss: float
+    learning_rate: float
+    patches_per_second: float
+    wait_share: float
+    gpu_utilisation: float | None = None
+    gpu_gib: float | None = None
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """One row of `metrics.csv`; `validation` is None in epochs that did not validate."""
+
+    epoch: int
+    step: int
+    seconds: float
+    train_loss: float
+    learning_rate: float
+    patches_per_second: float
+    wait_share: float
+    gpu_utilisation: float | None = None
+    gpu_gib: float | None = None
+    validation: ValidationFigures | None = None
+    is_best: bool = False
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class ValidationFigures:
+    """Scores over the validation cases. Per-class values are None where no case counted."""
+
+    dice: float | None
+    dice_by_class: dict[str, float | None]
+    dice_counts: dict[str, int]
+    hd95: float | None = None
+    hd95_by_class: dict[str, float | None] = field(default_factory=dict)
+    hd95_penalised: dict[str, int] = field(default_factory=dict)
+    """Cases of a class scored with the volume's diagonal, since the structure was missed or invented."""
+    seconds: float = 0.0
+    cases: int = 0
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint lies on the disk, whole."""
+
+    path: str
+    epoch: int
+    step: int
+    seconds: float
+    mib: float
+
+
+@dataclass(frozen=True)
+class Message:
+    """One sentence for the person at the terminal; `level` is `info` or `warning`."""
+
+    text: str
+    level: str = "info"
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The run is over; `status` is `done`, `stopped` or `failed`, and `stopped_by` the reason of a stop."""
+
+    status: str
+    stopped_by: str | None
+    exit_code: int
+    best_metric: str | None
+    best_value: float | None
+    best_epoch: int | None
+    seconds: float
+    run: str
+    resume_command: str | None = None
+
+
+Event = RunStarted | Progress | StepLogged | EpochEnded | CheckpointSaved | Message | RunEnded
+
+
+class Observer(Protocol):
+    """Anything that wants to hear of a run: files, a live view, a notebook."""
+
+    def on_event(self, event: Event) -> None:
+        """Takes one event; must not raise for an event it does not know."""
+
+    def close(self) -> None:
+        """The run is over, however it ended."""
+
+
+def as_record(event: Event) -> dict[str, Any]:
+    """The event as plain values for JSON, its class name under `event`."""
+    from dataclasses import asdict
+
+    return {"event": type(event).__name__, **asdict(event)}
