@@ -1,1 +1,179 @@
 """Owns the names of everything in a run folder, its claim by one process, and the way files get there whole."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fasttrain.errors import RecipeError, StorageError
+
+FORMAT_VERSION = 1
+_EPOCH_FILE = re.compile(r"^epoch_(\d+)\.pt$")
+
+
+@contextlib.contextmanager
+def write_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when it is complete and on the disk: temp file, fsync, rename.
+
+    Raises StorageError that names the path and the free bytes; what was there before stays as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}{_free(path.parent)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON document whole; non-finite numbers are refused by the caller's own record, not written as NaN."""
+    with write_whole(path) as stream:
+        stream.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+
+def _free(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        usage = os.statvfs(folder)
+        return f" ({usage.f_bavail * usage.f_frsize:,} bytes free)"
+    return ""
+
+
+class RunFolder:
+    """One run's folder: `recipe.yaml, environment.json, plan.json, metrics.csv, events.jsonl, summary.json, checkpoints/,
+    plots/`. It is claimed by a lock that ends with its process, so that two processes never write into one run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.plan = path / "plan.json"
+        self.metrics = path / "metrics.csv"
+        self.events = path / "events.jsonl"
+        self.summary = path / "summary.json"
+        self.checkpoints = path / "checkpoints"
+        self.last = self.checkpoints / "last.pt"
+        self.best = self.checkpoints / "best.pt"
+        self.plots = path / "plots"
+        self._lock: IO[str] | None = None
+
+    def epoch_file(self, epoch: int) -> Path:
+        """Where the periodic checkpoint of an epoch (from 1) lies."""
+        return self.checkpoints / f"epoch_{epoch:04d}.pt"
+
+    def epoch_files(self) -> list[Path]:
+        """The periodic checkpoints there are, oldest first."""
+        found = [(int(match[1]), path) for path in self._checkpoint_files() if (match := _EPOCH_FILE.match(path.name))]
+        return [path for _, path in sorted(found)]
+
+    def _checkpoint_files(self) -> list[Path]:
+        return list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
+
+    def holds_a_run(self) -> bool:
+        """True where a run was begun here."""
+        return self.recipe.exists()
+
+    def finished(self) -> bool:
+        """True where the summary says that the run went to its end (or to a limit that the user set)."""
+        try:
+            return bool(json.loads(self.summary.read_text())["status"] == "done")
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def has_checkpoints(self) -> bool:
+        """True where any checkpoint was written, sound or not."""
+        return any(path.suffix == ".pt" for path in self._checkpoint_files())
+
+    def check_new(self) -> None:
+        """Raises RecipeError where a new run cannot go here, before anything slow is done for it."""
+        if self.holds_a_run():
+            raise RecipeError(
+                f"{self.path} already holds a run; go on with it by `fasttrain resume {self.path}`, or choose another --run"
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise RecipeError(f"{self.path} is a file; choose another --run")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise RecipeError(f"{self.path} is not empty and holds no run; choose another --run")
+
+    def create(self) -> None:
+        """Makes and claims the folder of a new run; RecipeError where it holds one, StorageError where it can't be made."""
+        self.check_new()
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"run folder {self.path} cannot be made: {error.strerror}; choose another with --run"
+            ) from error
+        self.claim()
+
+    def claim(self) -> None:
+        """Takes the folder for this process; raises StorageError where another process has it or it cannot be written."""
+        try:
+            self._lock = open(self.path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held until release()
+        except OSError as error:
+            raise StorageError(
+                f"run folder {self.path} cannot be written: {error.strerror}; choose another with --run"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.seek(0)
+            holder = self._lock.read().strip() or "another process"
+            self._lock.close()
+            self._lock = None
+            raise StorageError(
+                f"run folder {self.path} is in use by {holder}; wait for it or choose another --run"
+            ) from error
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
+        self._lock.flush()
+
+    def release(self) -> None:
+        """Gives the folder back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def tidy(self) -> None:
+        """Removes what a killed process left half written."""
+        for folder in (self.path, self.checkpoints, self.plots):
+            for left in folder.glob(".*.part") if folder.is_dir() else ():
+                with contextlib.suppress(OSError):
+                    left.unlink()
+
+
+def new_run_path(name: str, base: Path = Path("runs"), now: Callable[[], float] = time.time) -> Path:
+    """`runs/NAME-TIMESTAMP`, with a number behind it where two runs begin in one second."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now()))
+    path = base / f"{name}-{stamp}"
+    number = 2
+    while path.exists():
+        path = base / f"{name}-{stamp}-{number}"
+        number += 1
+    return path
+
+
+def newest_unfinished(base: Path = Path("runs")) -> tuple[Path | None, Path | None]:
+    """The newest run under `base` that has not come to its end, and the newest of all; None where there is none."""
+    runs = [RunFolder(path) for path in base.iterdir() if (path / "recipe.yaml").exists()] if base.is_dir() else []
+    runs.sort(key=lambda run: run.recipe.stat().st_mtime, reverse=True)
+    newest = runs[0].path if runs else None
+    return next((run.path for run in runs if not run.finished()), None), newest

@@ -1,0 +1,1 @@
+"""Owns the way from files to preprocessed volumes, and from predictions back to files."""

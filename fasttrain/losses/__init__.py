@@ -1,0 +1,33 @@
+"""Owns the list of losses and builds the one a recipe names.
+
+A loss is called with logits [batch, class, *spatial] of any float type, or a tuple of them from the finest to the
+coarsest head, and a label [batch, 1, *spatial] of uint8 class indices below the number of classes. It returns a
+float32 scalar. All of them run without host synchronisation or data-dependent shapes, so that a step can be compiled
+or captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fasttrain.losses.cross_entropy import CrossEntropyLoss
+from fasttrain.losses.deep_supervision import DeepSupervisionLoss
+from fasttrain.losses.dice import DiceLoss
+from fasttrain.losses.dice_ce import DiceCELoss
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fasttrain.recipe.training_spec import LossSpec
+
+LOSSES: dict[str, Callable[..., nn.Module]] = {
+    "dice": DiceLoss,
+    "dice_ce": DiceCELoss,
+    "cross_entropy": CrossEntropyLoss,
+}
+
+
+def build_loss(spec: LossSpec) -> nn.Module:
+    """The loss of `spec`, for networks with and without deep supervision alike."""
+    return DeepSupervisionLoss(LOSSES[spec.kind](spec))

@@ -63,4 +63,3 @@ class DynUNetSpec(Spec):
 
 
 NetworkSpec = Annotated[UNetSpec | DynUNetSpec, Field(discriminator="kind")]
-

@@ -132,16 +132,22 @@ def _faults_of_patch(size: tuple[int, ...], factors: tuple[int, ...]) -> Iterato
 
 def _faults_of_axes(recipe: Recipe) -> Iterator[Fault]:
     dimensions = recipe.dimensions
-    lists = {("validation", "mirror"): recipe.validation.mirror}
+    lists: dict[tuple[str | int, ...], tuple[int, ...]] = {("validation", "mirror"): recipe.validation.mirror}
     if recipe.augment.flip is not None:
         lists[("augment", "flip", "axes")] = recipe.augment.flip.axes
     for path, axes in lists.items():
         for index, axis in enumerate(axes):
             if axis >= dimensions:
-                yield (*path, index), f"axis {axis} does not exist; a {dimensions}D patch has axes 0 to {dimensions - 1}"
+                yield (
+                    (*path, index),
+                    f"axis {axis} does not exist; a {dimensions}D patch has axes 0 to {dimensions - 1}",
+                )
         if len(set(axes)) != len(axes):
             yield path, "names an axis twice"
-    for name, spec in (("scale", recipe.augment.scale), ("scale_intensity", recipe.augment.scale_intensity),
-                       ("gamma", recipe.augment.gamma)):
+    for name, spec in (
+        ("scale", recipe.augment.scale),
+        ("scale_intensity", recipe.augment.scale_intensity),
+        ("gamma", recipe.augment.gamma),
+    ):
         if spec is not None and spec.low > spec.high:
             yield ("augment", name, "low"), f"{spec.low:g} is above high, {spec.high:g}"

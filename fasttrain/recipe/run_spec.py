@@ -65,10 +65,11 @@ class OutputSpec(Spec):
     """What is written into the run folder.
 
     `checkpoint_every` sets how often `last.pt` is renewed; `keep_every` keeps an `epoch_NNNN.pt` every so many epochs (0:
-    none), of which the newest `keep` stay.
+    none), of which the newest `keep` stay. Every `log_every` steps the loss is read from the device and logged.
     """
 
     checkpoint_every: Annotated[str, AfterValidator(_check_interval)] = "1 epoch"
     keep_every: NonNegativeInt = 0
     keep: PositiveInt = 3
+    log_every: PositiveInt = 10
     plots: bool = True

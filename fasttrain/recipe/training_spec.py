@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fasttrain.recipe.spec import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Spec, Switch
+from fasttrain.recipe.spec import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Spec,
+    Switch,
+)
 
 
 class _DiceTerms(Spec):

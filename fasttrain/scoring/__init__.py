@@ -1,0 +1,6 @@
+"""Owns how predictions are judged: scores of a case, their summary over cases, and what an empty structure counts."""
+
+from fasttrain.scoring.case_score import CaseScore, ClassScore, score_case
+from fasttrain.scoring.summary import ScoreSummary, summarise
+
+__all__ = ["CaseScore", "ClassScore", "ScoreSummary", "score_case", "summarise"]

@@ -1,0 +1,27 @@
+"""fasttrain: trains medical-image networks as fast as the card allows.
+
+From Python: `from fasttrain import load_recipe, train`. Both are loaded on first use, so that importing the package is free.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["load_recipe", "train"]
+
+if TYPE_CHECKING:
+    from fasttrain.engine.run import train
+    from fasttrain.recipe import resolve as load_recipe
+
+
+def __getattr__(name: str) -> Any:
+    if name == "load_recipe":
+        from fasttrain.recipe import resolve
+
+        return resolve
+    if name == "train":
+        from fasttrain.engine.run import train
+
+        return train
+    raise AttributeError(f"module 'fasttrain' has no attribute {name!r}")

@@ -1,0 +1,32 @@
+"""Owns additive Gaussian noise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fasttrain.augment.technique import Draw, happens, per_sample, uniform
+from fasttrain.recipe.augment_spec import NoiseSpec
+
+
+class Noise:
+    """The standard deviation is drawn from 0…`std`, the field from a seed of the sample's own."""
+
+    def __init__(self, spec: NoiseSpec) -> None:
+        self.spec = spec
+
+    def draw(self, channels: int, generator: torch.Generator) -> Draw:
+        """std: []; seed: []."""
+        return {
+            "active": happens(self.spec.probability, generator),
+            "std": uniform(0.0, self.spec.std, (), generator),
+            "seed": torch.randint(2**62, (), generator=generator),
+        }
+
+    def apply(self, image: Tensor, draw: Draw) -> Tensor:
+        """Adds the field; a device has its own generator, so fields agree between runs on one kind of device only."""
+        generator = torch.Generator(device=image.device)
+        field = torch.empty_like(image)
+        for row, seed in zip(field, draw["seed"].tolist(), strict=True):
+            row.normal_(generator=generator.manual_seed(seed))
+        return torch.addcmul(image, field, per_sample(draw["std"].to(image.device), image))

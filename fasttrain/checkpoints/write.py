@@ -1,0 +1,30 @@
+"""Owns how a state becomes a checkpoint file: plain tensors and values, a checksum, and never half a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fasttrain.checkpoints.checksum import KEY, checksum
+from fasttrain.run_folder import write_whole
+
+FORMAT_VERSION = 1
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
+    """Writes `state` (tensors, numbers, strings, lists and dicts of them) to `path` and returns the bytes it takes there.
+
+    The file loads with `torch.load(path, weights_only=True)`. Raises StorageError where it cannot be written (the former
+    file then stays), TypeError for a value that would need pickle.
+    """
+    whole = {"format": FORMAT_VERSION, **state}
+    whole[KEY] = checksum(whole)
+    with write_whole(path) as stream:
+        try:
+            torch.save(whole, stream)
+        except RuntimeError as error:
+            # torch's zip writer turns a full disk into a RuntimeError of its own
+            raise OSError(None, f"{' '.join(str(error).split())[:160]}") from error
+    return path.stat().st_size

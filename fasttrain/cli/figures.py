@@ -1,0 +1,112 @@
+"""Owns how the figures of a run are written for a person: one short text a number, a unit where there is one."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+from fasttrain.telemetry.events import EpochEnded, RunEnded, RunStarted, StepLogged, ValidationFigures
+
+
+def loss_text(loss: float) -> str:
+    """`0.412`; small and large losses in powers of ten, so that none reads as 0.000."""
+    if not math.isfinite(loss):
+        return str(loss)
+    return f"{loss:.3f}" if loss == 0 or 0.01 <= abs(loss) < 10_000 else scientific_text(loss)
+
+
+def scientific_text(value: float) -> str:
+    """`2.1e-3`, without the zeros that Python puts into the exponent."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def score_text(value: float | None, digits: int) -> str:
+    """The score, `–` where no case counted."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def rate_text(patches_per_second: float) -> str:
+    """`54.2 patches/s`, without decimals from 100 on."""
+    digits = 1 if patches_per_second < 100 else 0
+    return f"{patches_per_second:.{digits}f} patches/s"
+
+
+def share_text(share: float) -> str:
+    """`3%` of a share between 0 and 1."""
+    return f"{share * 100:.0f}%"
+
+
+def duration_text(seconds: float) -> str:
+    """`45 s`, `2 min`, `1 h 05 min` or `2 d 3 h`."""
+    if not math.isfinite(seconds):
+        return "unknown time"
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(minutes / 60)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def classes_text(scores: ValidationFigures) -> str:
+    """`anterior 0.88, posterior 0.86`."""
+    return ", ".join(f"{one_line(name)} {score_text(value, 2)}" for name, value in scores.dice_by_class.items())
+
+
+def device_text(event: EpochEnded | StepLogged) -> str | None:
+    """`GPU 93%, 41.2 GiB`; None where the driver gives no figures."""
+    parts = []
+    if event.gpu_utilisation is not None:
+        parts.append(share_text(event.gpu_utilisation))
+    if event.gpu_gib is not None:
+        parts.append(f"{event.gpu_gib:.1f} GiB")
+    return "GPU " + ", ".join(parts) if parts else None
+
+
+def start_lines(event: RunStarted) -> list[str]:
+    """What a person wants to know before the first step: the run, its size, and each decision with its reason."""
+    lines = [
+        f"{event.recipe} on {event.device}: {event.epochs} epochs of {event.steps_per_epoch} steps, "
+        f"{event.training_cases} training and {event.validation_cases} validation cases",
+        f"run folder: {event.run}",
+    ]
+    if event.resumed_step is not None:
+        lines.append(f"resumed at step {event.resumed_step}")
+    lines += [
+        f"{name}: {value} ({reason})" if reason else f"{name}: {value}" for name, value, reason in event.decisions
+    ]
+    return [one_line(line) for line in lines]
+
+
+def end_line(event: RunEnded) -> str:
+    """How the run ended: status, best score and its epoch, run folder, and how to go on where it was cut short."""
+    ending = event.status
+    if event.stopped_by:
+        ending += f" by {event.stopped_by}"
+    if event.exit_code:
+        ending += f" (exit code {event.exit_code})"
+    if event.best_value is None:
+        best = "no score yet"
+    else:
+        epoch = "" if event.best_epoch is None else f" in epoch {event.best_epoch}"
+        best = f"best {event.best_metric or 'score'} {event.best_value:.4f}{epoch}"
+    line = f"{ending} after {duration_text(event.seconds)}: {best}; run folder {event.run}"
+    if event.resume_command:
+        line += f"; go on with: {event.resume_command}"
+    return one_line(line)
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without control characters: a file name must not move the cursor or colour the screen."""
+    return "".join(" " if char.isspace() else char for char in text if char.isspace() or not _controls(char))
+
+
+def _controls(char: str) -> bool:
+    return unicodedata.category(char) == "Cc"

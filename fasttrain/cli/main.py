@@ -1,0 +1,98 @@
+"""Owns the command line as a whole: the commands, and the one wall where errors become sentences and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+import typer
+
+from fasttrain.cli.recipe_commands import recipes_app
+from fasttrain.cli.run_commands import resume_command, train_command
+from fasttrain.cli.trained_commands import evaluate_command, predict_command
+from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, FasttrainError
+
+app = typer.Typer(
+    name="fasttrain",
+    help="Trains 3D and 2D medical-image networks as fast as the card allows, and says what holds a run back.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 2 usage or recipe, 3 data, 4 machine, 5 out of memory, 6 disk or checkpoint, 7 diverged, "
+    "130 Ctrl-C, 143 told to stop, 1 a bug. Add --debug to any command for a traceback.",
+)
+app.command("train")(train_command)
+app.command("resume")(resume_command)
+app.command("evaluate")(evaluate_command)
+app.command("predict")(predict_command)
+app.add_typer(recipes_app, name="recipes", help="List, show, copy and validate recipes.")
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        from fasttrain import __version__
+
+        print(f"fasttrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits with its code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    sys.exit(_guarded([text for text in given if text != "--debug"], debug))
+
+
+def _guarded(arguments: list[str], debug: bool) -> int:
+    try:
+        result: Any = app(arguments, prog_name="fasttrain", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except FasttrainError as error:
+        if debug:
+            raise
+        for fault in error.faults:
+            _tell(fault)
+        return error.exit_code
+    except KeyboardInterrupt:
+        _tell("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`… | head`): nothing to say, and nobody to say it to
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BUG
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else EXIT_BUG
+    except Exception as error:
+        return _other(error, debug)
+
+
+def _other(error: Exception, debug: bool) -> int:
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if callable(show) and isinstance(code, int):
+        # click's own errors: wrong options and the like
+        show(file=sys.stderr)
+        return code
+    if type(error).__name__ == "Abort":
+        return EXIT_INTERRUPTED
+    if debug:
+        raise error
+    _tell(f"a bug of fasttrain's own: {type(error).__name__}: {error}; run it again with --debug for the traceback")
+    return EXIT_BUG
+
+
+def _tell(sentence: str) -> None:
+    print(f"fasttrain: {sentence}", file=sys.stderr, flush=True)

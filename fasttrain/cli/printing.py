@@ -1,0 +1,54 @@
+"""Owns what goes to stdout: documents and plain tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fasttrain.engine.run import Prepared
+
+
+def print_json(document: Any) -> None:
+    """One JSON document, its numbers finite."""
+    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
+    """Rows in aligned columns, the last one as long as it likes."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
+    for row in rows:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=False)]
+        print(indent + "  ".join([*cells, row[-1]]).rstrip())
+
+
+def print_plan(prepared: Prepared, as_json: bool) -> None:
+    """The plan of a dry run."""
+    plan, recipe = prepared.plan, prepared.recipe
+    if as_json:
+        names = {"training": prepared.split.train, "validation": prepared.split.validation, "test": prepared.split.test}
+        cases = {part: [case.name for case in inside] for part, inside in names.items()}
+        print_json({"recipe": recipe.name, "data": str(prepared.root), **plan.record(), "cases": cases})
+        return
+    sizes = plan.sizes
+    patch = "×".join(map(str, recipe.patch.size))
+    print(f"recipe {recipe.name}, data {prepared.root}")
+    print_table(
+        [
+            ("cases", f"{sizes.training_cases} training, {sizes.validation_cases} validation, {sizes.test_cases} test"),
+            (
+                "patch",
+                f"{patch}, {len(recipe.data.channels)} channels, {recipe.data.class_count} classes with background",
+            ),
+            (
+                "batch",
+                f"{sizes.batch_size} patches a forward pass × {sizes.accumulate} passes a step = {sizes.effective_batch}; "
+                f"{sizes.samples_per_case} patches a case",
+            ),
+            ("steps", f"{sizes.steps_per_epoch} an epoch × {sizes.epochs} epochs = {sizes.total_steps}"),
+            ("cache", f"{sizes.cache_bytes / (1 << 20):,.0f} MiB of preprocessed volumes"),
+        ]
+    )
+    print("decisions")
+    print_table([(one.name, one.value, one.reason) for one in plan.decisions], indent="  ")

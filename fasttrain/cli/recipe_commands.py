@@ -1,0 +1,88 @@
+"""Owns `recipes list | show | copy | validate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fasttrain.cli.printing import print_json, print_table
+from fasttrain.errors import RecipeError, StorageError
+from fasttrain.recipe import bundled_recipes, find_recipe, resolve
+
+recipes_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@recipes_app.command("list")
+def list_command(json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
+    """List the bundled recipes."""
+    about = {name: _first_comment(path) for name, path in bundled_recipes().items()}
+    if json:
+        print_json(about)
+    else:
+        print_table(list(about.items()))
+
+
+@recipes_app.command("show")
+def show_command(
+    recipe: Annotated[str, typer.Argument(metavar="NAME|FILE")],
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="With every default written out and where each value came from.")
+    ] = False,
+    assignments: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY.PATH=VALUE")] = None,
+) -> None:
+    """Print a recipe."""
+    if resolved or assignments:
+        print(resolve(recipe, assignments or []).as_yaml(), end="")
+    else:
+        print(find_recipe(recipe).read_text(encoding="utf-8"), end="")
+
+
+@recipes_app.command("copy")
+def copy_command(
+    recipe: Annotated[str, typer.Argument(metavar="NAME|FILE")],
+    target: Annotated[Path, typer.Argument(help="New file, or an existing folder to put it in.")],
+) -> None:
+    """Copy a recipe, comments and all, to change it."""
+    source = find_recipe(recipe)
+    if target.is_dir():
+        target = target / source.name
+    try:
+        with open(target, "x", encoding="utf-8") as stream:
+            stream.write(source.read_text(encoding="utf-8"))
+    except FileExistsError as error:
+        raise RecipeError(f"{target} exists already; choose another name") from error
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error.strerror}") from error
+    print(target)
+
+
+@recipes_app.command("validate")
+def validate_command(
+    recipes: Annotated[list[str], typer.Argument(metavar="NAME|FILE…")],
+    assignments: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY.PATH=VALUE")] = None,
+) -> None:
+    """Check recipes and list every fault of each."""
+    faults: list[str] = []
+    for recipe in recipes:
+        try:
+            resolve(recipe, assignments or [])
+            print(f"{recipe}: sound", file=sys.stderr)
+        except RecipeError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise RecipeError(faults)
+
+
+def _first_comment(path: Path) -> str:
+    """The first sentence of the comment at the top of a recipe."""
+    words = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        words.append(line.lstrip("# ").rstrip())
+    text = " ".join(words)
+    end = text.find(". ")
+    return text if end < 0 else text[: end + 1]

@@ -1,0 +1,127 @@
+"""Owns `train` and `resume`: from options to a run, with a view of it on stderr and its result on stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasttrain.cli.printing import print_json, print_plan
+from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.views import open_view
+from fasttrain.errors import RecipeError
+from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
+from fasttrain.recipe import Recipe, resolve
+from fasttrain.run_folder import newest_unfinished
+
+if TYPE_CHECKING:
+    from fasttrain.engine.run import RunResult
+
+RecipeOption = Annotated[
+    str, typer.Option("--recipe", "-r", help="A bundled recipe's name or a YAML file.", metavar="NAME|FILE")
+]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Folder of the data set; else $FASTTRAIN_DATA/NAME or ./data/NAME.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", "-s", help="Set any recipe value.", metavar="KEY.PATH=VALUE")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def train_command(
+    recipe: RecipeOption,
+    data: DataOption = None,
+    assignments: SetOption = None,
+    run: Annotated[Path | None, typer.Option("--run", help="New run folder; else ./runs/NAME-TIMESTAMP.")] = None,
+    fold: Annotated[int | None, typer.Option("--fold", help="Fold of a k-fold split that validates.", min=0)] = None,
+    device: DeviceOption = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and train nothing.")] = False,
+    json: JsonOption = False,
+) -> int:
+    """Train a recipe in a new run folder."""
+    sets = list(assignments or [])
+    if fold is not None:
+        sets.append(f"data.split.fold={fold}")
+    resolved = resolve(recipe, sets)
+    _limit_threads(resolved.recipe, device)
+    from fasttrain.engine import run as engine
+
+    with stop_on_signals() as stop:
+        if dry_run:
+            prepared = engine.prepare(resolved.recipe, data, device, _warn)
+            print_plan(prepared, json)
+            return 0
+        result = engine.train(
+            resolved,
+            data=data,
+            run=run,
+            device=device,
+            observers=[open_view(sys.stderr)],
+            stop=stop,
+            began=process_start(),
+        )
+    return _told(result, json)
+
+
+def resume_command(
+    run: Annotated[Path | None, typer.Argument(help="Run folder; else the newest unfinished one under ./runs.")] = None,
+    data: DataOption = None,
+    device: Annotated[str | None, typer.Option("--device", help="Another device than the run began on.")] = None,
+    json: JsonOption = False,
+) -> int:
+    """Go on with a run where it ended."""
+    if run is None:
+        unfinished, newest = newest_unfinished()
+        if newest is None:
+            raise RecipeError("there is no run under ./runs; name a run folder")
+        if unfinished is None:
+            print(f"nothing to do: no run under ./runs is unfinished, the newest is {newest}", file=sys.stderr)
+            if json:
+                print_json({"status": "done", "run": str(newest)})
+            return 0
+        run = unfinished
+    recipe_file = run / "recipe.yaml"
+    if recipe_file.exists():
+        _limit_threads(resolve(str(recipe_file)).recipe, device or "auto")
+    from fasttrain.engine import run as engine
+    from fasttrain.run_folder import RunFolder
+
+    if RunFolder(run).finished():
+        print(f"nothing to do: {run} is finished", file=sys.stderr)
+    with stop_on_signals() as stop:
+        result = engine.resume(
+            run, data=data, device=device, observers=[open_view(sys.stderr)], stop=stop, began=process_start()
+        )
+    return _told(result, json)
+
+
+def process_start() -> float:
+    """When this process began, in Unix seconds: imports count."""
+    try:
+        import psutil
+
+        return float(psutil.Process().create_time())
+    except Exception:  # a /proc that is not there is no reason not to train
+        return time.time()
+
+
+def _limit_threads(recipe: Recipe, device: str) -> None:
+    """Before torch is loaded: its pools read their size then."""
+    limit_threads(thread_count(recipe.acceleration.threads, probably_on_gpu(device))[0])
+
+
+def _told(result: RunResult, json: bool) -> int:
+    if json:
+        print_json({"run": str(result.run), **result.summary})
+    return result.exit_code
+
+
+def _warn(event: Any) -> None:
+    text = getattr(event, "text", None)
+    if text:
+        print(text, file=sys.stderr)

@@ -1,0 +1,144 @@
+"""Owns `evaluate` and `predict`: what is done with a run that was trained."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fasttrain.cli.figures import score_text
+from fasttrain.cli.printing import print_json, print_table
+from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption
+from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.views import open_view
+from fasttrain.errors import EXIT_DATA, EXIT_DONE
+from fasttrain.telemetry.events import Message, Observer, Progress
+
+if TYPE_CHECKING:
+    from fasttrain.delivery.trained import TrainedRun
+    from fasttrain.engine.stop import StopRequest
+    from fasttrain.engine.validation import Scores
+
+RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
+
+
+class Part(str, Enum):
+    """Which cases of the split are scored."""
+
+    validation = "validation"
+    test = "test"
+
+
+def evaluate_command(
+    run: RunArgument,
+    data: DataOption = None,
+    part: Annotated[Part, typer.Option("--part", help="Which cases of the run's split.")] = Part.validation,
+    device: DeviceOption = "auto",
+    json: JsonOption = False,
+) -> int:
+    """Score a trained run on whole volumes, case by case."""
+    from fasttrain.delivery import evaluate, open_run
+    from fasttrain.engine.stop import Stopped
+
+    view = open_view(sys.stderr)
+    with stop_on_signals() as stop:
+        try:
+            trained = _opened(open_run(run, device), view)
+            scores = evaluate(trained, part.value, data, _told(view, "scoring", stop), stop)
+        except Stopped:
+            return stop.exit_code
+        finally:
+            view.close()
+    names = trained.recipe.data.class_names
+    if json:
+        print_json(_document(trained, scores, names))
+    else:
+        _print_scores(scores, names)
+    return EXIT_DONE
+
+
+def predict_command(
+    run: RunArgument,
+    given: Annotated[Path, typer.Argument(help="A NIfTI file, or a folder of cases.", metavar="IN")],
+    target: Annotated[
+        Path, typer.Argument(help="Folder for the label maps; or a .nii.gz for one case.", metavar="OUT")
+    ],
+    device: DeviceOption = "auto",
+    json: JsonOption = False,
+) -> int:
+    """Write a label map for every volume, on its own grid and with the recipe's label values."""
+    from fasttrain.delivery import open_run, predict
+    from fasttrain.engine.stop import Stopped
+
+    view = open_view(sys.stderr)
+    with stop_on_signals() as stop:
+        try:
+            trained = _opened(open_run(run, device), view)
+            done = predict(trained, given, target, _told(view, "predicting", stop), stop)
+        except Stopped:
+            return stop.exit_code
+        finally:
+            view.close()
+    if json:
+        print_json({"written": [str(path) for path in done.written], "faults": list(done.faults)})
+    else:
+        for path in done.written:
+            print(path)
+    for fault in done.faults:
+        print(f"fasttrain: {fault}", file=sys.stderr)
+    return EXIT_DATA if done.faults else EXIT_DONE
+
+
+def _opened(trained: TrainedRun, view: Observer) -> TrainedRun:
+    for sentence in trained.warnings:
+        view.on_event(Message(sentence, "warning"))
+    view.on_event(Message(f"weights of epoch {trained.epoch}, {trained.checkpoint}"))
+    return trained
+
+
+def _told(view: Observer, what: str, stop: StopRequest) -> Any:
+    def progress(done: int, total: int) -> None:
+        view.on_event(Progress(what, done, total))
+        stop.check()
+
+    return progress
+
+
+def _document(trained: TrainedRun, scores: Scores, names: tuple[str, ...]) -> dict[str, Any]:
+    summary = scores.summary
+    cases = {
+        score.name: {
+            name: {"dice": one.dice, "hd95_mm": one.hd95, "hd95_penalised": one.hd95_penalised}
+            for name, one in zip(names, score.classes, strict=True)
+        }
+        for score in scores.cases
+    }
+    return {
+        "run": str(trained.folder.path),
+        "checkpoint": str(trained.checkpoint),
+        "epoch": trained.epoch,
+        "dice": summary.dice,
+        "dice_by_class": summary.dice_by_class,
+        "dice_counts": summary.dice_counts,
+        "background_dice": summary.background_dice,
+        "hd95_mm": summary.hd95,
+        "hd95_mm_by_class": summary.hd95_by_class,
+        "hd95_penalised": summary.hd95_penalised,
+        "cases": cases,
+    }
+
+
+def _print_scores(scores: Scores, names: tuple[str, ...]) -> None:
+    summary = scores.summary
+    rows = [("case", *names)]
+    rows += [(score.name, *(score_text(one.dice, 4) for one in score.classes)) for score in scores.cases]
+    rows.append(("mean", *(score_text(summary.dice_by_class[name], 4) for name in names)))
+    rows.append(("counted", *(str(summary.dice_counts[name]) for name in names)))
+    print_table(rows)
+    print(f"mean Dice {score_text(summary.dice, 4)} over {summary.cases} cases")
+    if summary.hd95 is not None:
+        penalised = sum(summary.hd95_penalised.values())
+        print(f"mean HD95 {summary.hd95:.2f} mm, {penalised} structures missed or invented")

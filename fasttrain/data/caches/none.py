@@ -1,0 +1,32 @@
+"""Owns the source that keeps nothing: each volume is read and preprocessed whenever it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fasttrain.data.caches.filling import Progress, check_all
+from fasttrain.data.preprocess import Preprocess
+from fasttrain.samples import Case, Sample
+
+
+class NoCache:
+    """Holds the cases alone; worker processes and threads may share it."""
+
+    def __init__(self, cases: Sequence[Case], preprocess: Preprocess) -> None:
+        self._cases = tuple(cases)
+        self._preprocess = preprocess
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._preprocess.as_sample(self._preprocess(self._cases[index]))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def open_none(cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None) -> NoCache:
+    """Reads every case once to check it; raises one DataError with the faults of all."""
+    check_all(preprocess.check, cases, workers, progress)
+    return NoCache(cases, preprocess)

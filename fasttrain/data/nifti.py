@@ -1,0 +1,218 @@
+"""Owns the bytes of NIfTI files: whole-file inflation with its checksum, the header, and one sentence for each fault."""
+
+from __future__ import annotations
+
+import logging
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from nibabel.spatialimages import HeaderDataError, HeaderTypeError
+
+from fasttrain.data.grids import with_third_axis
+from fasttrain.errors import DataError
+
+ENDINGS = (".nii.gz", ".nii")
+_GZIP = b"\x1f\x8b"
+_HIGHEST_RATIO = 1032
+"""Deflate cannot pack more bytes than this into one, so a length claimed beyond it is damage, not a size to allocate."""
+_HEADER_BYTES = 4096
+_QUIET = logging.getLogger("fasttrain.data.nifti.header")
+_QUIET.addHandler(logging.NullHandler())
+_QUIET.propagate = False
+
+
+@dataclass(frozen=True, eq=False)
+class NiftiHeader:
+    """What the first bytes say: `shape` as stored, `affine` 4×4 to RAS mm, and nibabel's own header."""
+
+    path: Path
+    shape: tuple[int, ...]
+    affine: np.ndarray
+    header: Any
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The stored voxel type, before scaling."""
+        return np.dtype(self.header.get_data_dtype())
+
+
+@dataclass(frozen=True, eq=False)
+class NiftiFile:
+    """A whole file: `raw` is a view [*shape] in Fortran order of the stored type; value = raw × slope + intercept."""
+
+    header: NiftiHeader
+    raw: np.ndarray
+    slope: float
+    intercept: float
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the header asks for more than the stored values."""
+        return (self.slope, self.intercept) != (1.0, 0.0)
+
+    def values(self) -> np.ndarray:
+        """The values as float32 [*shape]; scaling wider than 16-bit integers is done in float64 first."""
+        if not self.scaled:
+            return self.raw.astype(np.float32)
+        working = self.raw.astype(np.float32 if self.raw.dtype.itemsize <= 2 else np.float64)
+        working *= self.slope
+        working += self.intercept
+        return working.astype(np.float32, copy=False)
+
+
+def is_nifti(path: Path) -> bool:
+    """By the name's ending alone."""
+    return path.name.lower().endswith(ENDINGS)
+
+
+def case_id(path: Path) -> str:
+    """The file name less its NIfTI ending."""
+    for ending in ENDINGS:
+        if path.name.lower().endswith(ending):
+            return path.name[: -len(ending)]
+    return path.stem
+
+
+def read_file(path: Path) -> NiftiFile:
+    """Reads the whole file and checks it (gzip checksum, length); raises DataError with one sentence."""
+    blob = _inflate(path, _bytes_of(path))
+    header = _parse_header(path, blob)
+    dtype = header.dtype
+    try:
+        start = int(header.header.get_data_offset())
+        slope, intercept = header.header.get_slope_inter()
+    except (HeaderDataError, ValueError, OverflowError) as error:
+        raise DataError(f"{path} has a damaged NIfTI header ({error}); get the file anew") from error
+    needed = math.prod(header.shape) * dtype.itemsize
+    if start < 0 or start + needed > len(blob):
+        raise DataError(
+            f"{path} is cut short: its header announces {_shape(header.shape)} voxels of {dtype.name}, {needed:,} bytes, "
+            f"but {max(len(blob) - start, 0):,} are there; get the file anew"
+        )
+    raw = np.frombuffer(blob, dtype=dtype, count=math.prod(header.shape), offset=start)
+    return NiftiFile(
+        header=header,
+        raw=raw.reshape(header.shape, order="F"),
+        slope=1.0 if slope is None else float(slope),
+        intercept=0.0 if intercept is None else float(intercept),
+    )
+
+
+def read_header(path: Path) -> NiftiHeader:
+    """Reads the first bytes only; the voxels may still be damaged. Raises DataError with one sentence."""
+    blob = _bytes_of(path, limit=_HEADER_BYTES)
+    if blob[:2] == _GZIP:
+        try:
+            blob = zlib.decompressobj(31).decompress(blob, _HEADER_BYTES)
+        except zlib.error as error:
+            raise DataError(f"{path} is damaged: gzip says {_gzip_fault(error)}; get the file anew") from error
+    return _parse_header(path, blob)
+
+
+def _bytes_of(path: Path, limit: int = -1) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            blob = stream.read(limit)
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not blob:
+        raise DataError(f"{path} is empty (0 bytes); get the file anew")
+    if blob[128:132] == b"DICM" or path.suffix.lower() == ".dcm":
+        raise DataError(f"{path}: DICOM is not read; convert the series to NIfTI first, for example with dcm2niix")
+    _refuse_wrong_name(path, blob)
+    return blob
+
+
+def _refuse_wrong_name(path: Path, blob: bytes) -> None:
+    zipped, named = blob[:2] == _GZIP, path.name.lower().endswith(".gz")
+    if zipped == named:
+        return
+    if named:
+        found = "plain NIfTI" if _class_of(blob) else "neither gzip nor NIfTI"
+        remedy = f"rename it to {path.name[:-3]} or compress it with gzip" if _class_of(blob) else "get the file anew"
+        raise DataError(f"{path} ends in .gz but holds {found}; {remedy}")
+    raise DataError(f"{path} is gzip-compressed but does not end in .gz; rename it to {path.name}.gz")
+
+
+def _inflate(path: Path, blob: bytes) -> bytes:
+    """One call for the usual single-member file, since growing a buffer piecemeal costs as much as inflating."""
+    if blob[:2] != _GZIP:
+        return blob
+    claimed = int.from_bytes(blob[-4:], "little")
+    try:
+        if 0 < claimed <= _HIGHEST_RATIO * len(blob):
+            plain = zlib.decompress(blob, 31, claimed)
+            if len(plain) == claimed:
+                return plain
+        return _inflate_members(blob)
+    except (zlib.error, EOFError) as error:
+        raise DataError(f"{path} is damaged: gzip says {_gzip_fault(error)}; get the file anew") from error
+
+
+def _inflate_members(blob: bytes) -> bytes:
+    """Files written in several gzip members (bgzip), or with zeros after the end."""
+    parts: list[bytes] = []
+    rest = blob
+    while rest[:2] == _GZIP:
+        member = zlib.decompressobj(31)
+        parts.append(member.decompress(rest) + member.flush())
+        if not member.eof:
+            raise EOFError("the compressed data end too early")
+        rest = member.unused_data.lstrip(b"\0")
+    if rest:
+        raise EOFError(f"{len(rest):,} bytes follow the end of the compressed data")
+    return b"".join(parts)
+
+
+def _gzip_fault(error: Exception) -> str:
+    text = str(error)
+    return "the compressed data end too early" if "incomplete or truncated" in text else text.split(": ")[-1]
+
+
+def _class_of(blob: bytes) -> Any:
+    """nibabel's header class for single-file NIfTI-1 or -2, None for anything else."""
+    sizes = {int.from_bytes(blob[:4], order) for order in ("little", "big")}
+    if 348 in sizes and blob[344:347] == b"n+1":
+        return nib.Nifti1Header
+    if 540 in sizes and blob[4:7] == b"n+2":
+        return nib.Nifti2Header
+    return None
+
+
+def _parse_header(path: Path, blob: bytes) -> NiftiHeader:
+    header_class = _class_of(blob)
+    if header_class is None:
+        pair = blob[344:347] == b"ni1" or blob[4:7] == b"ni2"
+        found = "is the header of a .hdr/.img pair" if pair else "is not a NIfTI file"
+        raise DataError(f"{path} {found}; single-file NIfTI (.nii or .nii.gz) is expected")
+    try:
+        header = header_class(binaryblock=blob[: header_class.sizeof_hdr], check=False)
+        header.check_fix(logger=_QUIET)
+        shape = tuple(int(length) for length in header.get_data_shape())
+        affine = np.asarray(header.get_best_affine(), dtype=np.float64)
+        if len(shape) < 3 or shape[2] == 1:
+            affine = with_third_axis(affine)
+        dtype = np.dtype(header.get_data_dtype())
+    except (HeaderDataError, HeaderTypeError, ValueError, KeyError, TypeError,
+            OverflowError, np.linalg.LinAlgError) as error:  # fmt: skip
+        raise DataError(f"{path} has a damaged NIfTI header ({error}); get the file anew") from error
+    if not shape or any(length < 1 for length in shape):
+        raise DataError(f"{path} holds no voxels: its header gives the shape {_shape(shape) or 'of no axes'}")
+    if dtype.kind not in "iuf":
+        kind = "complex" if dtype.kind == "c" else "colour (RGB)" if dtype.fields else dtype.name
+        raise DataError(f"{path} holds {kind} voxels; one number a voxel is expected, so convert it to a scalar image")
+    scale = np.abs(affine[:3, :3]).max() if np.isfinite(affine).all() else 0.0
+    if scale == 0.0 or abs(np.linalg.det(affine[:3, :3] / scale)) < 1e-9:
+        raise DataError(f"{path} has an affine without a volume (a zero spacing or parallel axes); mend its header")
+    return NiftiHeader(path=path, shape=shape, affine=affine, header=header)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))

@@ -1,0 +1,62 @@
+"""Owns plain folders: image and label files paired by what their names share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fasttrain.data.nifti import case_id, is_nifti
+from fasttrain.data.sources.found import FoundCases, describe_files, index_by_id, listed, pair_by_id, visible_files
+from fasttrain.errors import DataError
+from fasttrain.recipe.data_spec import DataSpec, FoldersSource
+from fasttrain.samples import Case
+
+
+def find_folders(spec: DataSpec, root: Path) -> FoundCases:
+    """Cases by id: the file name less its ending and less `image_suffixes` or `label_suffix`.
+
+    Raises one DataError with every case that lacks a channel file, an image or a label, or where nothing fits.
+    """
+    source = spec.source
+    assert isinstance(source, FoldersSource)
+    if len(source.image_suffixes) not in (1, len(spec.channels)):
+        raise DataError(
+            f"data.source.image_suffixes has {len(source.image_suffixes)} entries for {len(spec.channels)} channels; give one "
+            "for a file with all channels, or one a channel"
+        )
+    if len(set(source.image_suffixes)) != len(source.image_suffixes):
+        raise DataError("data.source.image_suffixes names a suffix twice; each channel has its own")
+    faults: list[str] = []
+    files: list[list[Path]] = []
+    for folder in (root / source.images, root / source.labels):
+        try:
+            files.append(visible_files(folder))
+        except DataError as error:
+            faults.extend(f"{fault}; in {root} lies {describe_files(root)}" for fault in error.faults)
+    if faults:
+        raise DataError(faults)
+    shared = (root / source.images).resolve() == (root / source.labels).resolve()
+    if shared and source.label_suffix in source.image_suffixes:
+        raise DataError(
+            f"data.source: images and labels share {root / source.images} and the suffix {source.label_suffix!r}; give "
+            "label_suffix what sets labels apart"
+        )
+    images = index_by_id(files[0], source.image_suffixes, [source.label_suffix] if shared else ())
+    labels = index_by_id(files[1], [source.label_suffix], source.image_suffixes if shared else ())[source.label_suffix]
+    names = spec.channels if len(source.image_suffixes) > 1 else (", ".join(spec.channels),)
+    pattern = (
+        f"{source.images}/CASE{source.image_suffixes[0]}.nii.gz with {source.labels}/CASE{source.label_suffix}.nii.gz"
+    )
+    cases = pair_by_id(
+        images,
+        labels,
+        list(zip(source.image_suffixes, names, strict=True)),
+        looked_for=pattern,
+        found_instead=f"{describe_files(root / source.images)} in {source.images}",
+    )
+    return FoundCases(cases, tuple(_warn_of_unused(files, cases, pattern)))
+
+
+def _warn_of_unused(files: list[list[Path]], cases: tuple[Case, ...], pattern: str) -> list[str]:
+    used = {path for case in cases for path in (*case.images, case.label)}
+    extra = sorted({case_id(path) for group in files for path in group if is_nifti(path) and path not in used})
+    return [f"{len(extra)} files do not fit {pattern} ({listed(extra)}); not used"] if extra else []

@@ -1,0 +1,122 @@
+"""Owns what every source gives back, and the pairing of image and label files by id."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fasttrain.data.nifti import ENDINGS, case_id, is_nifti
+from fasttrain.errors import DataError
+from fasttrain.samples import Case
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class FoundCases:
+    """`cases` sorted by name, and one sentence for each oddity that does not stop a run."""
+
+    cases: tuple[Case, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """The files of a folder, sorted, without hidden ones (macOS leaves `._*` and `.DS_Store` behind).
+
+    Raises DataError where the folder is missing or cannot be listed.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_dir())
+    except FileNotFoundError:
+        raise DataError(f"{folder} does not exist") from None
+    except NotADirectoryError:
+        raise DataError(f"{folder} is a file; a folder is expected") from None
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed: {error.strerror or error}") from error
+
+
+def listed(names: Iterable[str], limit: int = _NAMED) -> str:
+    """The first names, and how many more there are."""
+    every = list(names)
+    more = len(every) - limit
+    return ", ".join(every[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def describe_files(folder: Path) -> str:
+    """What lies in a folder, for a sentence about what was found instead of cases."""
+    try:
+        entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return "no such folder"
+    if not entries:
+        return "an empty folder"
+    folders = [f"{path.name}/" for path in entries if path.is_dir()]
+    kinds = Counter(_ending(path) for path in entries if not path.is_dir())
+    files = [f"{count} {kind} file{'s' if count > 1 else ''}" for kind, count in kinds.most_common(_NAMED)]
+    dicom = "; DICOM is not read, convert it with dcm2niix" if ".dcm" in kinds else ""
+    return listed([*files, *folders]) + dicom
+
+
+def index_by_id(
+    paths: Iterable[Path], suffixes: Sequence[str], others: Sequence[str] = ()
+) -> dict[str, dict[str, list[Path]]]:
+    """NIfTI files by suffix and id. A file belongs to the longest suffix that ends its stem; `others` claim files too.
+
+    Returns {suffix: {id: paths}}; files that no suffix fits are left out.
+    """
+    index: dict[str, dict[str, list[Path]]] = {suffix: {} for suffix in suffixes}
+    by_length = sorted({*suffixes, *others}, key=len, reverse=True)
+    for path in paths:
+        if not is_nifti(path):
+            continue
+        stem = case_id(path)
+        suffix = next((one for one in by_length if stem.endswith(one) and len(stem) > len(one)), None)
+        if suffix in index:
+            index[suffix].setdefault(stem[: len(stem) - len(suffix)], []).append(path)
+    return index
+
+
+def pair_by_id(
+    images: Mapping[str, Mapping[str, Sequence[Path]]],
+    labels: Mapping[str, Sequence[Path]],
+    channels: Sequence[tuple[str, str]],
+    looked_for: str,
+    found_instead: str,
+) -> tuple[Case, ...]:
+    """Cases from {suffix: {id: paths}} and {id: paths}.
+
+    `channels` gives (suffix, channel name) in the recipe's order. Raises one DataError with every id that lacks a file or
+    has one twice; where no id occurs at all, with `looked_for` and `found_instead`.
+    """
+    names = sorted({*labels, *(name for suffix, _ in channels for name in images[suffix])})
+    if not names:
+        raise DataError(f"fits no case: looked for {looked_for}, found {found_instead}")
+    cases: list[Case] = []
+    faults: list[str] = []
+    for name in names:
+        files = [(channel, images[suffix].get(name, ())) for suffix, channel in channels]
+        missing = [channel for channel, paths in files if not paths]
+        label = labels.get(name, ())
+        twice = [paths for paths in (*(paths for _, paths in files), label) if len(paths) > 1]
+        if len(missing) == len(files):
+            faults.append(f"{label[0]}: the label of case {name} has no image; add {looked_for} or remove the label")
+        elif missing:
+            faults.append(f"case {name} lacks the image file of channel {', '.join(missing)}")
+        if not label and len(missing) < len(files):
+            first = next(paths[0] for _, paths in files if paths)
+            faults.append(f"{first}: the image of case {name} has no label; add the label or remove the image")
+        faults.extend(f"case {name} has two files where one is expected: {listed(map(str, paths))}" for paths in twice)
+        if not missing and label:
+            cases.append(Case(name, tuple(paths[0] for _, paths in files), label[0]))
+    if faults:
+        raise DataError(faults)
+    return tuple(cases)
+
+
+def _ending(path: Path) -> str:
+    for ending in ENDINGS:
+        if path.name.lower().endswith(ending):
+            return ending
+    return path.suffix.lower() or "unnamed-kind"

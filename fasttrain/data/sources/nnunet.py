@@ -1,0 +1,81 @@
+"""Owns the nnU-Net v2 layout: `imagesTr/CASE_0000.nii.gz`, one file a channel, and `labelsTr/CASE.nii.gz`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from fasttrain.data.nifti import case_id, is_nifti
+from fasttrain.data.sources.dataset_json import read_dataset_json, warn_of_labels
+from fasttrain.data.sources.found import FoundCases, describe_files, index_by_id, listed, pair_by_id, visible_files
+from fasttrain.errors import DataError
+from fasttrain.recipe.data_spec import DataSpec
+
+_NUMBERED = re.compile(r"_\d{4}$")
+
+
+def find_nnunet(spec: DataSpec, root: Path) -> FoundCases:
+    """Cases by id. Where a `dataset.json` names all the recipe's channels they are taken by name, else by their order.
+
+    Raises one DataError with every case that lacks a channel file, an image or a label, or where nothing fits.
+    """
+    faults: list[str] = []
+    folders: dict[str, list[Path]] = {}
+    for name in ("imagesTr", "labelsTr"):
+        try:
+            folders[name] = visible_files(root / name)
+        except DataError as error:
+            faults.extend(f"{fault}; in {root} lies {describe_files(root)}" for fault in error.faults)
+    if faults:
+        raise DataError(faults)
+    document_path = root / "dataset.json"
+    document = read_dataset_json(document_path) if document_path.is_file() else {}
+    numbers, warnings = _channel_numbers(spec, document_path, document)
+    suffixes = [f"_{number:04d}" for number in numbers]
+    images = index_by_id(folders["imagesTr"], suffixes)
+    labels = index_by_id(folders["labelsTr"], [""])[""]
+    cases = pair_by_id(
+        images,
+        labels,
+        list(zip(suffixes, spec.channels, strict=True)),
+        looked_for=f"imagesTr/CASE{suffixes[0]}.nii.gz with labelsTr/CASE.nii.gz",
+        found_instead=f"{describe_files(root / 'imagesTr')} in imagesTr",
+    )
+    warnings += _warn_of_others(root / "imagesTr", folders["imagesTr"], suffixes)
+    if document:
+        warnings += warn_of_labels(document_path, document, spec)
+        if document.get("numTraining", len(cases)) != len(cases):
+            warnings.append(
+                f"{document_path} says numTraining is {document['numTraining']}, but {len(cases)} cases were found"
+            )
+    return FoundCases(cases, tuple(warnings))
+
+
+def _channel_numbers(spec: DataSpec, path: Path, document: dict[str, Any]) -> tuple[list[int], list[str]]:
+    by_order = list(range(len(spec.channels)))
+    table = document.get("channel_names", document.get("modality"))
+    if not isinstance(table, dict):
+        return by_order, []
+    numbers = {str(name).casefold(): int(number) for number, name in table.items() if str(number).isdecimal()}
+    wanted = [name.casefold() for name in spec.channels]
+    if len(numbers) == len(table) and all(name in numbers for name in wanted):
+        return [numbers[name] for name in wanted], []
+    names = ", ".join(map(str, table.values()))
+    return by_order, [
+        f"{path} names the channels {names}, but data.channels {', '.join(spec.channels)}; taken by their order"
+    ]
+
+
+def _warn_of_others(folder: Path, paths: list[Path], suffixes: list[str]) -> list[str]:
+    stems = [case_id(path) for path in paths if is_nifti(path)]
+    more = sorted({stem[-5:] for stem in stems if _NUMBERED.search(stem)} - set(suffixes))
+    warnings = []
+    if more:
+        warnings.append(
+            f"{folder} also holds channel files {listed(more)}, which data.channels does not name; not used"
+        )
+    unnumbered = [stem for stem in stems if not _NUMBERED.search(stem)]
+    if unnumbered:
+        warnings.append(f"{folder} holds files without a channel number ({listed(unnumbered)}); not used")
+    return warnings

@@ -1,0 +1,53 @@
+"""Owns finding the volumes that `predict` is given: one file, or a folder in the file layout of the recipe's source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fasttrain.data.nifti import case_id, is_nifti
+from fasttrain.data.sources.found import describe_files, index_by_id, listed, visible_files
+from fasttrain.errors import DataError
+from fasttrain.recipe.data_spec import DataSpec, FoldersSource, NnunetSource
+from fasttrain.samples import Case
+
+
+def find_unlabelled(spec: DataSpec, given: Path) -> tuple[Case, ...]:
+    """The cases of a file or folder, sorted by name, without labels.
+
+    A source with one file a channel (nnU-Net's, or folders with several suffixes) is read so here too: of the file of any
+    channel its siblings are found. Raises DataError where `given` is missing, holds no volume, or a channel's file lacks.
+    """
+    if not given.exists():
+        raise DataError(f"{given} does not exist; name a NIfTI file or a folder of them")
+    suffixes = _suffixes(spec)
+    if given.is_file():
+        if not is_nifti(given):
+            raise DataError(f"{given} is no NIfTI file (.nii or .nii.gz)")
+        if len(suffixes) == 1 and not case_id(given).endswith(suffixes[0]):
+            return (Case(case_id(given), (given,), None),)
+    index = index_by_id(visible_files(given if given.is_dir() else given.parent), suffixes)
+    names = sorted({name for by_name in index.values() for name in by_name})
+    if given.is_file():
+        names = [name for name in names if any(given in index[suffix].get(name, ()) for suffix in suffixes)]
+    if not names:
+        raise DataError(f"{given} holds no volume to predict: found {describe_files(given)}")
+    faults = [
+        f"case {name} lacks the image file of channel {listed(missing)}"
+        for name in names
+        if (
+            missing := [
+                channel for channel, suffix in zip(spec.channels, suffixes, strict=False) if name not in index[suffix]
+            ]
+        )
+    ]
+    if faults:
+        raise DataError(faults)
+    return tuple(Case(name, tuple(index[suffix][name][0] for suffix in suffixes), None) for name in names)
+
+
+def _suffixes(spec: DataSpec) -> list[str]:
+    if isinstance(spec.source, NnunetSource):
+        return [f"_{number:04d}" for number in range(len(spec.channels))]
+    if isinstance(spec.source, FoldersSource):
+        return list(spec.source.image_suffixes)
+    return [""]

@@ -1,0 +1,59 @@
+"""Owns predictions for files that have no label: on the input's grid, with its affine and the recipe's label values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fasttrain.data.preprocess import Preprocess
+from fasttrain.data.sources.unlabelled import find_unlabelled
+from fasttrain.data.writing import write_label
+from fasttrain.delivery.trained import TrainedRun
+from fasttrain.engine.stop import StopRequest
+from fasttrain.errors import DataError, RecipeError
+from fasttrain.samples import Case
+
+ENDING = ".nii.gz"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What was written, and one sentence for each input that could not be read."""
+
+    written: tuple[Path, ...]
+    faults: tuple[str, ...]
+
+
+def predict(
+    run: TrainedRun, given: Path, target: Path, progress: Callable[[int, int], None], stop: StopRequest
+) -> Predictions:
+    """Predicts a file, or every case of a folder (in the file layout of the recipe's source).
+
+    target: a folder, or for one case a file that ends in `.nii.gz`. A faulty input is told and the rest is done. Raises
+    DataError where nothing is there to predict, RecipeError where one file is named for several cases, Stopped between cases.
+    """
+    cases = find_unlabelled(run.recipe.data, given)
+    if target.name.endswith(ENDING) and len(cases) > 1:
+        raise RecipeError(f"{target} is one file, and {given} holds {len(cases)} cases; name a folder")
+    preprocess = Preprocess(run.recipe, training=False)
+    written: list[Path] = []
+    faults: list[str] = []
+    for number, case in enumerate(cases, start=1):
+        stop.check()
+        path = target if target.name.endswith(ENDING) else target / f"{case.name}{ENDING}"
+        try:
+            _predict_case(run, preprocess, case, path)
+            written.append(path)
+        except DataError as error:
+            faults.extend(error.faults)
+        progress(number, len(cases))
+    return Predictions(tuple(written), tuple(faults))
+
+
+def _predict_case(run: TrainedRun, preprocess: Preprocess, case: Case, path: Path) -> None:
+    if any(path.resolve() == image.resolve() for image in case.images):
+        raise DataError(f"{path}: the prediction would overwrite its own input; name another folder")
+    sample = preprocess.as_sample(preprocess(case))
+    class_map = run.predictor.class_map(sample, in_source_grid=True).cpu().numpy()
+    write_label(path, class_map, case.images[0], run.recipe.data.class_values)

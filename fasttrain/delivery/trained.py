@@ -1,0 +1,69 @@
+"""Owns how a run folder becomes a network that predicts as it did in its own validation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasttrain.checkpoints import newest_good
+from fasttrain.engine.build import build_predictor
+from fasttrain.engine.inference import Predictor
+from fasttrain.engine.plan import choose_precision
+from fasttrain.engine.state import load_weights
+from fasttrain.errors import RecipeError, StorageError
+from fasttrain.machine.hardware import survey
+from fasttrain.machine.threads import limit_threads, thread_count
+from fasttrain.recipe import Recipe, resolve
+from fasttrain.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's recipe and network. `warnings` tell of damaged checkpoints that were passed over."""
+
+    folder: RunFolder
+    recipe: Recipe
+    predictor: Predictor
+    checkpoint: Path
+    epoch: int
+    data_root: Path
+    warnings: tuple[str, ...]
+
+
+def open_run(run: Path, device: str) -> TrainedRun:
+    """Loads the best checkpoint of a run, else the newest sound one.
+
+    On the kind of device it was trained on it computes in the same precision and layout, so that its scores are the same ones.
+    Raises RecipeError where there is no run, StorageError where it has no sound checkpoint.
+    """
+    folder = RunFolder(run)
+    if not folder.holds_a_run():
+        raise RecipeError(f"{run} holds no run (it has no recipe.yaml)")
+    recipe = resolve(str(folder.recipe)).recipe
+    hardware = survey(device)
+    plan, environment = _read(folder.plan), _read(folder.environment)
+    same_device = environment["hardware"]["device_name"] == hardware.device_name
+    limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
+    choice, _ = choose_precision(recipe, hardware, plan if same_device else None)
+    predictor = build_predictor(recipe, choice, hardware)
+    saved = newest_good(folder.best, [folder.last, *folder.epoch_files()])
+    load_weights(predictor.network, saved.state, str(saved.path))
+    return TrainedRun(
+        folder=folder,
+        recipe=recipe,
+        predictor=predictor,
+        checkpoint=saved.path,
+        epoch=int(saved.state["progress"]["epoch"]),
+        data_root=Path(environment["arguments"]["data"]),
+        warnings=saved.damaged,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    return record

@@ -1,0 +1,99 @@
+"""Owns the assembly of a run from recipe, plan and machine; nothing else puts the parts together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fasttrain.batches import LoaderSource, Order
+from fasttrain.data.caches import open_case_source
+from fasttrain.data.preprocess import Preprocess
+from fasttrain.data.splits import Split
+from fasttrain.engine.inference import Predictor
+from fasttrain.engine.optim import build_optimizer, learning_rate
+from fasttrain.engine.plan import Plan
+from fasttrain.engine.state import TrainState
+from fasttrain.engine.step import Step
+from fasttrain.engine.trainer import Trainer
+from fasttrain.engine.trial import Candidate, precision_of
+from fasttrain.engine.validation import Validator
+from fasttrain.losses import build_loss
+from fasttrain.machine.hardware import Hardware
+from fasttrain.networks import build_network
+from fasttrain.recipe import Recipe
+from fasttrain.samples import Case, CaseSource
+
+CaseProgress = Callable[[str, int, int], None]
+"""Told what is read, how many cases are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of a run."""
+
+    state: TrainState
+    trainer: Trainer
+    validator: Validator
+
+    def close(self) -> None:
+        """Ends workers and gives up the cases."""
+        self.trainer.close()
+        self.validator.close()
+
+
+def prepare_torch(plan: Plan, hardware: Hardware) -> None:
+    """Sets what torch keeps for the whole process."""
+    if hardware.on_gpu:
+        torch.cuda.set_device(hardware.torch_device)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = plan.tf32
+        torch.backends.cudnn.allow_tf32 = plan.tf32
+
+
+def build_predictor(recipe: Recipe, choice: Candidate, hardware: Hardware) -> Predictor:
+    """A network with fresh weights on the device, in the precision and layout of `choice`, ready to train or to predict.
+
+    The generators are seeded first, so that the weights are a function of `training.seed` alone.
+    """
+    torch.manual_seed(recipe.training.seed)
+    network = build_network(recipe.network, recipe.dimensions, len(recipe.data.channels), recipe.data.class_count)
+    precision = precision_of(choice, hardware.torch_device.type, recipe.dimensions)
+    network.to(hardware.torch_device)
+    precision.lay_out_network(network)
+    return Predictor(network, recipe, precision, hardware.torch_device)
+
+
+def build(recipe: Recipe, plan: Plan, hardware: Hardware, split: Split, progress: CaseProgress) -> Assembly:
+    """Reads and checks every case, then puts the parts together. Raises DataError with every faulty case."""
+    training = _open("training", recipe, plan, split.train, hardware, progress)
+    validation = _open("validation", recipe, plan, split.validation, hardware, progress)
+    predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last), hardware)
+    network = predictor.network
+    step = Step(
+        network,
+        build_loss(recipe.loss).to(hardware.torch_device),
+        build_optimizer(recipe.optimizer, network.parameters()),
+        predictor.precision,
+        recipe.training.accumulate,
+    )
+    state = TrainState(step)
+    order = Order(len(split.train), recipe.data.samples_per_case, recipe.training.seed)
+    source = LoaderSource(recipe, training, order, hardware.torch_device, plan.workers, plan.pin_memory)
+    rate = learning_rate(recipe.schedule, recipe.optimizer.learning_rate, plan.sizes.total_steps)
+    trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
+    validator = Validator(predictor, validation, split.validation, recipe, keep_labels=plan.cache == "memory")
+    return Assembly(state, trainer, validator)
+
+
+def _open(
+    part: str, recipe: Recipe, plan: Plan, cases: Sequence[Case], hardware: Hardware, progress: CaseProgress
+) -> CaseSource:
+    return open_case_source(
+        plan.cache,
+        cases,
+        Preprocess(recipe, training=part == "training"),
+        hardware.cpus,
+        lambda done, total: progress(f"reading {part} cases", done, total),
+    )

@@ -1,0 +1,185 @@
+"""Owns the course of a run from one checkpointed state to its end: epochs, validation, checkpoints, stopping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fasttrain.engine.build import Assembly
+from fasttrain.engine.saving import Saver
+from fasttrain.engine.stop import Stopped, StopRequest
+from fasttrain.engine.trainer import StepReport
+from fasttrain.engine.validation import Scores
+from fasttrain.recipe import Recipe
+from fasttrain.run_folder import RunFolder
+from fasttrain.telemetry.clock import TimeLeft
+from fasttrain.telemetry.device_monitor import DeviceMonitor
+from fasttrain.telemetry.events import EpochEnded, Event, Progress, StepLogged, ValidationFigures
+
+
+class Fit:
+    """Trains what an Assembly holds until the last epoch or until it is asked to stop."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        recipe: Recipe,
+        folder: RunFolder,
+        emit: Callable[[Event], None],
+        stop: StopRequest,
+        monitor: DeviceMonitor,
+    ) -> None:
+        self.assembly = assembly
+        self.recipe = recipe
+        self.emit = emit
+        self.stop = stop
+        self.monitor = monitor
+        self.trainer = assembly.trainer
+        self.progress = assembly.state.progress
+        self.saver = Saver(folder, recipe.output, assembly.state, emit)
+        self.time_left = TimeLeft(recipe.training.epochs, self.trainer.steps_per_epoch, recipe.validation.every)
+        self.first_step_at: float | None = None
+        self.last_scores: Scores | None = None
+
+    def run(self) -> None:
+        """Returns after the last epoch, or with a checkpoint of where it was when `stop` was asked for.
+
+        Raises DivergedError, StorageError, DataError and MachineError as they come; the newest checkpoint stands.
+        """
+        while self.progress.epoch < self.recipe.training.epochs:
+            if not self._train_epoch() or not self._close_epoch():
+                self.trainer.settle()
+                self.saver.save_last()
+                return
+
+    def _train_epoch(self) -> bool:
+        """The rest of the open epoch; False where a stop was asked for."""
+        window = _Window()
+        for report in self.trainer.steps():
+            if self.first_step_at is None:
+                self.first_step_at = time.time()
+            window.add(report)
+            if report.step % self.recipe.output.log_every == 0:
+                self._log(report, window)
+                window = _Window()
+            if self.stop.asked:
+                return False
+            if report.step_in_epoch < self.trainer.steps_per_epoch and self.saver.due_within_epoch():
+                self.trainer.settle()
+                self.saver.save_last()
+        return not self.stop.asked
+
+    def _log(self, report: StepReport, window: _Window) -> None:
+        self.trainer.settle()
+        reading = self.monitor.read()
+        self.time_left.add_steps(window.steps, window.seconds)
+        self.emit(
+            StepLogged(
+                epoch=report.epoch,
+                step=report.step,
+                step_in_epoch=report.step_in_epoch,
+                loss=float(report.loss),
+                learning_rate=report.learning_rate,
+                patches_per_second=window.patches_per_second,
+                wait_share=window.wait_share,
+                gpu_utilisation=reading.utilisation,
+                gpu_gib=reading.gib,
+                seconds_left=self.time_left.seconds_left(report.step),
+            )
+        )
+
+    def _close_epoch(self) -> bool:
+        """Validates where that is due and writes the epoch's row and checkpoints; False where a stop was asked for before
+        the epoch counted as closed, so that a resume closes it again.
+        """
+        progress, epoch = self.progress, self.progress.epoch + 1
+        train_loss = self.trainer.settle()
+        last = epoch == self.recipe.training.epochs
+        figures = None
+        if last or epoch % self.recipe.validation.every == 0:
+            try:
+                figures = self._validate()
+            except Stopped:
+                return False
+        is_best = self._is_best(figures)
+        if is_best and figures is not None:
+            progress.best_value, progress.best_epoch = figures.dice, epoch
+        seconds = progress.epoch_seconds
+        patches = self.trainer.steps_per_epoch * self.recipe.training.batch_size * self.recipe.training.accumulate
+        reading = self.monitor.read()
+        row = EpochEnded(
+            epoch=epoch,
+            step=progress.step,
+            seconds=seconds,
+            train_loss=train_loss,
+            learning_rate=self.trainer.rate(progress.step - 1),
+            patches_per_second=patches / seconds if seconds else 0.0,
+            wait_share=min(self.trainer.epoch_wait_seconds / seconds, 1.0) if seconds else 0.0,
+            gpu_utilisation=reading.utilisation,
+            gpu_gib=reading.gib,
+            validation=figures,
+            is_best=is_best,
+            seconds_left=self.time_left.seconds_left(progress.step),
+        )
+        self.trainer.begin_epoch()
+        self.emit(row)
+        if is_best:
+            self.saver.save_best()
+        self.saver.keep_epoch()
+        if last or self.saver.due_after_epoch():
+            self.saver.save_last()
+        return True
+
+    def _validate(self) -> ValidationFigures:
+        scores = self.assembly.validator.run(
+            self.stop, lambda done, total: self.emit(Progress("validating", done, total))
+        )
+        self.last_scores = scores
+        self.progress.validation_seconds += scores.seconds
+        self.time_left.add_validation(self.progress.step, scores.seconds)
+        summary = scores.summary
+        return ValidationFigures(
+            dice=summary.dice,
+            dice_by_class=summary.dice_by_class,
+            dice_counts=summary.dice_counts,
+            hd95=summary.hd95,
+            hd95_by_class=summary.hd95_by_class,
+            hd95_penalised=summary.hd95_penalised,
+            seconds=scores.seconds,
+            cases=summary.cases,
+        )
+
+    def _is_best(self, figures: ValidationFigures | None) -> bool:
+        if figures is None or figures.dice is None:
+            return False
+        return self.progress.best_value is None or figures.dice > self.progress.best_value
+
+
+class _Window:
+    """Sums over the steps since the last log."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.patches = 0
+        self.wait_seconds = 0.0
+        self._began = time.perf_counter()
+
+    def add(self, report: StepReport) -> None:
+        self.steps += 1
+        self.patches += report.patches
+        self.wait_seconds += report.wait_seconds
+        if self.steps == 1:
+            # The clock of the first step began before this window was made
+            self._began = min(self._began, time.perf_counter() - report.step_seconds)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def patches_per_second(self) -> float:
+        return self.patches / self.seconds if self.seconds else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        return min(self.wait_seconds / self.seconds, 1.0) if self.seconds else 0.0

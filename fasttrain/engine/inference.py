@@ -1,0 +1,43 @@
+"""Owns the network's answer for one volume: a map of class indices on the grid of the file or on the preprocessed one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fasttrain.data.restore import class_map_in_source_grid
+from fasttrain.engine.step import Precision
+from fasttrain.recipe import Recipe
+from fasttrain.samples import Sample
+from fasttrain.windows import predict_volume
+
+
+class Predictor:
+    """A network with the recipe's windows; used by validation, `evaluate` and `predict` alike, so that they agree."""
+
+    def __init__(self, network: nn.Module, recipe: Recipe, precision: Precision, device: torch.device) -> None:
+        self.network = network
+        self.recipe = recipe
+        self.precision = precision
+        self.device = device
+
+    def probabilities(self, sample: Sample) -> Tensor:
+        """Softmax, [class, *spatial] float32 on the device, on the preprocessed grid."""
+        self.network.eval()
+        validation = self.recipe.validation
+        with torch.no_grad():
+            return predict_volume(
+                self._forward, sample.image, self.recipe.patch.size, validation.window, self.device, validation.mirror
+            )
+
+    def class_map(self, sample: Sample, in_source_grid: bool) -> Tensor:
+        """uint8 class indices [*spatial] on the device."""
+        probabilities = self.probabilities(sample)
+        if in_source_grid:
+            return class_map_in_source_grid(probabilities, sample.grid, sample.source_grid)
+        return probabilities.argmax(0).to(torch.uint8)
+
+    def _forward(self, windows: Tensor) -> Tensor:
+        with self.precision.autocast():
+            logits: Tensor = self.network(self.precision.laid_out(windows))
+        return logits

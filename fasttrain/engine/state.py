@@ -1,0 +1,99 @@
+"""Owns the state of a run: all that resume needs and nothing else, as values a checkpoint can hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from fasttrain.engine.step import Step
+from fasttrain.errors import RecipeError, StorageError
+
+
+@dataclass
+class Progress:
+    """How far a run got. `epoch` counts closed epochs: those whose validation is done and whose row is written.
+
+    `step` counts optimiser steps, `position` samples seen. The loss sums belong to the epoch that is open.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    position: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    epoch_seconds: float = 0.0
+    training_seconds: float = 0.0
+    validation_seconds: float = 0.0
+    best_value: float | None = None
+    best_epoch: int | None = None
+
+
+class TrainState:
+    """The weights, the optimiser, the loss scaler, the generators and the progress of one run."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.progress = Progress()
+
+    def capture(self) -> dict[str, Any]:
+        """Tensors and plain values, sharing memory with the run: write them before the next step."""
+        device = self.step.last_loss.device
+        return {
+            "network": self.step.network.state_dict(),
+            "optimizer": self.step.optimizer.state_dict(),
+            "scaler": self.step.scaler.state_dict(),
+            "bad_streak": self.step.bad_streak,
+            "progress": asdict(self.progress),
+            "random": {
+                "cpu": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+            },
+        }
+
+    def finite(self) -> bool:
+        """False where a weight or a running statistic is not finite; such a state must not be kept."""
+        tensors = [tensor for tensor in self.step.network.state_dict().values() if tensor.is_floating_point()]
+        return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
+
+    def restore(self, saved: dict[str, Any], origin: str) -> None:
+        """Takes up a captured state; raises RecipeError where the network's layers or shapes are others."""
+        load_weights(self.step.network, saved, origin)
+        try:
+            self.step.optimizer.load_state_dict(saved["optimizer"])
+        except (ValueError, KeyError) as error:
+            raise RecipeError(f"{origin} holds the state of another optimizer: {error}") from error
+        if self.step.scaler.is_enabled() and saved["scaler"]:
+            self.step.scaler.load_state_dict(saved["scaler"])
+        self.step.bad_streak.copy_(saved["bad_streak"])
+        known = {field.name for field in fields(Progress)}
+        if set(saved["progress"]) != known:
+            raise StorageError(f"{origin} was written by another version of fasttrain: its progress has other fields")
+        self.progress = Progress(**saved["progress"])
+        torch.set_rng_state(saved["random"]["cpu"])
+        device = self.step.last_loss.device
+        if device.type == "cuda" and saved["random"]["cuda"] is not None:
+            torch.cuda.set_rng_state(saved["random"]["cuda"], device)
+
+
+def load_weights(network: torch.nn.Module, saved: dict[str, Any], origin: str) -> None:
+    """Loads the network's weights; raises RecipeError that names the layers and shapes that differ."""
+    own = network.state_dict()
+    theirs = saved["network"]
+    faults = [
+        f"{origin}: layer {name} has shape {tuple(theirs[name].shape)}, the recipe's network {tuple(own[name].shape)}"
+        for name in own
+        if name in theirs and theirs[name].shape != own[name].shape
+    ]
+    lacking = [name for name in own if name not in theirs]
+    surplus = [name for name in theirs if name not in own]
+    if lacking or surplus:
+        named = ", ".join([*(f"no {name}" for name in lacking[:2]), *(f"a surplus {name}" for name in surplus[:2])])
+        faults.append(
+            f"{origin} fits another network: {len(lacking)} layers lacking and {len(surplus)} surplus ({named})"
+        )
+    if faults:
+        raise RecipeError(faults[:4])
+    network.load_state_dict(theirs)

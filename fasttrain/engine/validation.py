@@ -1,0 +1,91 @@
+"""Owns the scoring of whole validation volumes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasttrain.data.reading import read_label
+from fasttrain.engine.inference import Predictor
+from fasttrain.engine.stop import StopRequest
+from fasttrain.recipe import Recipe
+from fasttrain.samples import Case, CaseSource, Sample
+from fasttrain.scoring import CaseScore, ScoreSummary, score_case, summarise
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one validation: in all, case by case, and how long it took."""
+
+    summary: ScoreSummary
+    cases: tuple[CaseScore, ...]
+    seconds: float
+
+
+class Validator:
+    """Predicts and scores every validation case.
+
+    Against the grid of the file the label is the file's own, read once and kept as uint8 where `keep_labels` says that the
+    cases are kept in memory anyway.
+    """
+
+    def __init__(
+        self, predictor: Predictor, source: CaseSource, cases: Sequence[Case], recipe: Recipe, keep_labels: bool
+    ) -> None:
+        self.predictor = predictor
+        self.source = source
+        self.cases = cases
+        self.recipe = recipe
+        self.keep_labels = keep_labels
+        self._labels: dict[int, Tensor] = {}
+
+    def run(self, stop: StopRequest, progress: Callable[[int, int], None]) -> Scores:
+        """Scores all cases; raises Stopped between two cases where a stop was asked for."""
+        began = time.perf_counter()
+        scores = []
+        original = self.recipe.validation.grid == "original"
+        for index in range(len(self.cases)):
+            stop.check()
+            sample = self.source[index]
+            prediction = self.predictor.class_map(sample, in_source_grid=original)
+            label = self._reference(index, sample, original).to(prediction.device)
+            grid = sample.source_grid if original else sample.grid
+            scores.append(
+                score_case(
+                    sample.name,
+                    prediction,
+                    label,
+                    self.recipe.data.class_count,
+                    spacing_mm(grid.affine, self.recipe.dimensions),
+                    self.recipe.validation.hd95,
+                )
+            )
+            progress(index + 1, len(self.cases))
+        summary = summarise(scores, self.recipe.data.class_names)
+        return Scores(summary, tuple(scores), time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Gives up the cases."""
+        self.source.close()
+
+    def _reference(self, index: int, sample: Sample, original: bool) -> Tensor:
+        if not original:
+            assert sample.label is not None
+            return sample.label[0]
+        label = self._labels.get(index)
+        if label is None:
+            array, _ = read_label(self.cases[index], self.recipe.data, self.recipe.dimensions, sample.source_grid)
+            label = torch.from_numpy(np.ascontiguousarray(array[0]))
+            if self.keep_labels:
+                self._labels[index] = label
+        return label
+
+
+def spacing_mm(affine: np.ndarray, dimensions: int) -> tuple[float, ...]:
+    """The voxel size along each array axis."""
+    return tuple(float(length) for length in np.linalg.norm(affine[:3, :dimensions], axis=0))

@@ -1,0 +1,131 @@
+"""Owns the snapshot of the machine that decisions are made from: the device, its abilities, the host's limits, versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fasttrain.errors import MachineError, RecipeError
+from fasttrain.machine.limits import cpu_limit, memory_free_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("fasttrain", "torch", "monai", "numpy", "nibabel", "pydantic", "nvidia-ml-py")
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a plan may rely on. GPU values are None on a CPU run."""
+
+    device: str
+    device_name: str
+    cpus: int
+    memory_free_gib: float
+    gpu_uuid: str | None = None
+    gpu_gib: float | None = None
+    compute_capability: tuple[int, int] | None = None
+    cudnn: int | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """True for a CUDA device."""
+        return self.device.startswith("cuda")
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device as torch knows it."""
+        import torch
+
+        return torch.device(self.device)
+
+
+def wants_gpu(setting: str) -> bool | None:
+    """What `--device` asks for, from its text alone: True, False, or None for `auto`. Raises RecipeError for other text."""
+    if setting == "auto":
+        return None
+    if setting == "cpu":
+        return False
+    if re.fullmatch(r"cuda(:\d+)?", setting):
+        return True
+    raise RecipeError(f"--device {setting}: should be auto, cpu, cuda or cuda:N")
+
+
+def survey(setting: str) -> Hardware:
+    """Looks at the machine and the device that `--device` names; raises MachineError where that device is not there."""
+    import torch
+
+    wanted = wants_gpu(setting)
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted and not there:
+        raise MachineError(f"--device {setting}: {_why_no_gpu()}; use --device cpu, or mend that first")
+    index = int(setting.partition(":")[2] or 0) if wanted else 0
+    if wanted and index >= there:
+        names = ", ".join(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(there))
+        raise MachineError(f"--device {setting}: there is no such device; there are {names}")
+    free = memory_free_bytes() / GIB
+    if not there or wanted is False:
+        return Hardware("cpu", _cpu_name(), cpu_limit(), round(free, 2))
+    properties = torch.cuda.get_device_properties(index)
+    return Hardware(
+        device=f"cuda:{index}",
+        device_name=properties.name,
+        cpus=cpu_limit(),
+        memory_free_gib=round(free, 2),
+        gpu_uuid=str(getattr(properties, "uuid", "")) or None,
+        gpu_gib=round(properties.total_memory / GIB, 2),
+        compute_capability=(properties.major, properties.minor),
+        cudnn=torch.backends.cudnn.version(),
+    )
+
+
+def environment_record(hardware: Hardware) -> dict[str, Any]:
+    """What `environment.json` keeps: machine, versions, and the variables that change results or speed."""
+    import torch
+
+    return {
+        "hardware": asdict(hardware),
+        "host": platform.node(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "versions": {name: _version(name) for name in PACKAGES},
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("CUDA_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "NCCL_", "FASTTRAIN_"))
+        },
+    }
+
+
+def _why_no_gpu() -> str:
+    import torch
+
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) was built without CUDA"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides every GPU"
+    return "torch sees no GPU (no driver, or a container started without GPUs)"
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,90 @@
+"""Owns what this process may use of the host: CPUs by affinity and cgroup quota, memory by cgroup limit.
+
+Inside a container psutil and os.cpu_count report the host's numbers; the kernel enforces these.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def cpu_limit(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int:
+    """CPUs this process may keep busy: the affinity mask, cut by the cgroup's quota (v2 `cpu.max`, v1 `cpu.cfs_quota_us`)."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    quotas = [quota for folder in _folders(cgroup, own_group, "cpu") if (quota := _quota(folder)) is not None]
+    return max(1, min([count, *(int(quota) for quota in quotas)]))
+
+
+def memory_limit_bytes(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int | None:
+    """The smallest cgroup memory limit over this process (v2 `memory.max`, v1 `memory.limit_in_bytes`); None: no limit."""
+    limits = []
+    for folder in _folders(cgroup, own_group, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / name)
+            # v1 writes "no limit" as a huge number near 2**63
+            if text is not None and text.isdigit() and int(text) < 1 << 60:
+                limits.append(int(text))
+    return min(limits, default=None)
+
+
+def memory_free_bytes(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int:
+    """Memory that can still be taken: the host's available memory, or what the cgroup's limit leaves, if that is less."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    for folder in _folders(cgroup, own_group, "memory"):
+        for limit_name, use_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, use = _read(folder / limit_name), _read(folder / use_name)
+            if limit is not None and use is not None and limit.isdigit() and use.isdigit() and int(limit) < 1 << 60:
+                # The page cache counts as use but is given back on demand
+                free = min(free, int(limit) - int(use) + _reclaimable(folder))
+    return max(free, 0)
+
+
+def _folders(cgroup: Path, own_group: Path, controller: str) -> list[Path]:
+    """The cgroup folders that bind this process: its own and every parent up to the mount, v2 and v1 layouts alike."""
+    folders = []
+    for line in (_read(own_group) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base = cgroup
+        elif controller in controllers.split(","):
+            base = cgroup / controller if (cgroup / controller).is_dir() else cgroup / controllers
+        else:
+            continue
+        own = base / path.lstrip("/")
+        folders += [own, *[parent for parent in own.parents if base == parent or base in parent.parents]]
+    return [*folders, cgroup, cgroup / controller]
+
+
+def _quota(folder: Path) -> float | None:
+    text = _read(folder / "cpu.max")
+    if text is not None:
+        parts = text.split()
+        if len(parts) == 2 and parts[0] != "max":
+            return int(parts[0]) / int(parts[1])
+    quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    if quota is not None and period is not None and int(quota) > 0 and int(period) > 0:
+        return int(quota) / int(period)
+    return None
+
+
+def _reclaimable(folder: Path) -> int:
+    for line in (_read(folder / "memory.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            return int(value)
+    return 0
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

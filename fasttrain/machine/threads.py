@@ -1,0 +1,51 @@
+"""Owns the number of CPU threads: of OpenMP, MKL, OpenBLAS, NumExpr and torch, set before torch is loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+
+from fasttrain.machine.limits import cpu_limit
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+MOST_THREADS_BESIDE_A_GPU = 4
+
+
+def thread_count(setting: int | str, on_gpu: bool) -> tuple[int, str]:
+    """The number of threads for a recipe's `acceleration.threads`, and why.
+
+    A GPU run computes little on the CPU: more than a few threads there only compete with the loader's workers.
+    """
+    if isinstance(setting, int):
+        return setting, "set in the recipe"
+    cpus = cpu_limit()
+    if on_gpu:
+        return min(cpus, MOST_THREADS_BESIDE_A_GPU), f"a GPU run needs few; {cpus} CPUs may be used"
+    return cpus, f"{cpus} CPUs may be used, by affinity and cgroup quota"
+
+
+def limit_threads(count: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets every thread pool to `count`. The pools read the environment when their library loads, so call it before torch."""
+    for name in THREAD_VARIABLES:
+        environ[name] = str(count)
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(count)
+    # The inter-op pool may be sized only once and only before its first use; it is left alone here because nothing in a
+    # training step uses it.
+
+
+def probably_on_gpu(device: str) -> bool:
+    """Whether a run on `--device` will use a GPU, found out without loading torch; the plan finds out for certain."""
+    if device == "auto":
+        return os.path.exists("/dev/nvidiactl") and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+    return device.startswith("cuda")

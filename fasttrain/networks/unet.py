@@ -1,0 +1,35 @@
+"""Owns how MONAI's UNet is built from its spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monai.networks.nets import UNet
+from torch import nn
+
+from fasttrain.recipe.network_spec import UNetSpec, per_axis
+
+_ACTIVATIONS: dict[str, str | tuple[str, dict[str, Any]]] = {
+    "relu": ("RELU", {"inplace": True}),
+    "prelu": "PRELU",
+    "leaky_relu": ("LEAKYRELU", {"inplace": True, "negative_slope": 0.01}),
+}
+
+
+def build_unet(spec: UNetSpec, dimensions: int, channels: int, classes: int) -> nn.Module:
+    """MONAI's UNet (Kerfoot et al. 2019, "Left-ventricle quantification using residual U-Net") with kernels of 3.
+
+    Norms and initial weights are MONAI's: an instance norm without learnt scale, convolutions with torch's default
+    draw.
+    """
+    return UNet(
+        spatial_dims=dimensions,
+        in_channels=channels,
+        out_channels=classes,
+        channels=spec.features,
+        strides=tuple(per_axis(stride, dimensions) for stride in spec.strides),
+        num_res_units=spec.residual_units,
+        act=_ACTIVATIONS[spec.activation],
+        norm=spec.norm.upper(),
+        dropout=spec.dropout,
+    )
