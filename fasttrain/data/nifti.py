@@ -57,12 +57,14 @@ class NiftiFile:
 
     def values(self) -> np.ndarray:
         """The values as float32 [*shape]; scaling wider than 16-bit integers is done in float64 first."""
-        if not self.scaled:
-            return self.raw.astype(np.float32)
-        working = self.raw.astype(np.float32 if self.raw.dtype.itemsize <= 2 else np.float64)
-        working *= self.slope
-        working += self.intercept
-        return working.astype(np.float32, copy=False)
+        # A float64 beyond float32 becomes infinite, which the reader refuses with its count.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not self.scaled:
+                return self.raw.astype(np.float32)
+            working = self.raw.astype(np.float32 if self.raw.dtype.itemsize <= 2 else np.float64)
+            working *= self.slope
+            working += self.intercept
+            return working.astype(np.float32, copy=False)
 
 
 def is_nifti(path: Path) -> bool:

@@ -11,7 +11,7 @@ from fasttrain.data.sources.unlabelled import find_unlabelled
 from fasttrain.data.writing import write_label
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.stop import StopRequest
-from fasttrain.errors import DataError, RecipeError
+from fasttrain.errors import DataError, RecipeError, StorageError
 from fasttrain.samples import Case
 
 ENDING = ".nii.gz"
@@ -31,11 +31,17 @@ def predict(
     """Predicts a file, or every case of a folder (in the file layout of the recipe's source).
 
     target: a folder, or for one case a file that ends in `.nii.gz`. A faulty input is told and the rest is done. Raises
-    DataError where nothing is there to predict, RecipeError where one file is named for several cases, Stopped between cases.
+    DataError where nothing is there to predict, RecipeError where one file is named for several cases, StorageError where
+    nothing can be written, Stopped between cases.
     """
     cases = find_unlabelled(run.recipe.data, given)
     if target.name.endswith(ENDING) and len(cases) > 1:
         raise RecipeError(f"{target} is one file, and {given} holds {len(cases)} cases; name a folder")
+    folder = target.parent if target.name.endswith(ENDING) else target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be made: {error.strerror}; name another folder for the predictions") from error
     preprocess = Preprocess(run.recipe, training=False)
     written: list[Path] = []
     faults: list[str] = []

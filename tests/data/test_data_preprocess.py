@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_recipe, save
+from data_builders import make_recipe, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,7 +108,9 @@ def test_crop_and_pad_keep_the_world(
     assert len(sample.centres[0]) == inside.sum()
 
 
-@pytest.mark.parametrize("plane", [np.eye(4), np.array([[0, 0, 1.0, 7], [1.2, 0, 0, 3], [0, -0.8, 0, 2], [0, 0, 0, 1]])])
+@pytest.mark.parametrize(
+    "plane", [np.eye(4), np.array([[0, 0, 1.0, 7], [1.2, 0, 0, 3], [0, -0.8, 0, 2], [0, 0, 0, 1]])]
+)
 @pytest.mark.parametrize("third", [(), (1,)])
 def test_planes_keep_their_place(tmp_path: Path, plane: np.ndarray, third: tuple[int, ...]) -> None:
     shape = (20, 24)

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ GIB = 1024**3
 NOTHING = DeviceReading(None, None)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     pass
 
 
@@ -33,12 +34,12 @@ class Driver(ModuleType):
 
     def _answer(self, name: str, value: object) -> object:
         if name in self.broken or self.open < 1:
-            raise Refused(name)
+            raise RefusedError(name)
         return value
 
     def nvmlInit(self) -> None:
         if "init" in self.broken:
-            raise Refused("Driver Not Loaded")
+            raise RefusedError("Driver Not Loaded")
         self.open += 1
 
     def nvmlShutdown(self) -> None:
@@ -46,12 +47,12 @@ class Driver(ModuleType):
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
         if uuid != "GPU-1234":
-            raise Refused("not found")
+            raise RefusedError("not found")
         return self._answer("uuid", "handle")
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
         if index != 3:
-            raise Refused("invalid argument")
+            raise RefusedError("invalid argument")
         return self._answer("index", "handle")
 
     def nvmlDeviceGetUtilizationRates(self, handle: object) -> object:
@@ -73,11 +74,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return stand_in
 
 
-def wait_until(true: object) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 5
-    while not true() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.005)
-    assert true()
+    assert condition()
 
 
 @pytest.mark.parametrize("device", ["1234", "GPU-1234", 3])
