@@ -54,6 +54,9 @@ class LoaderSource:
             prefetch_factor=self.prefetch_factor,
             pin_memory=self.pin_memory,
             worker_init_fn=_begin_worker if self.workers else None,
+            # Without one of its own a loader draws its base seed from torch's generator, and so a resume, which makes a new
+            # loader, would shift every dropout after it.
+            generator=torch.Generator(),
         )
         self._loader = iter(loader)
         while True:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fasttrain.checkpoints import newest_good
+from fasttrain.checkpoints import ReadCheckpoint, newest_good
 from fasttrain.data.caches import estimate_bytes
 from fasttrain.data.location import data_root
 from fasttrain.data.sources import find_cases
@@ -157,19 +157,20 @@ def resume(
         start = _read_start(folder)
         chosen = device or start["arguments"]["device"]
         root = Path(data) if data is not None else Path(start["arguments"]["data"])
-        saved = None
+        saved: ReadCheckpoint | None = None
         if folder.has_checkpoints():
             saved = newest_good(folder.last, [folder.best, *folder.epoch_files()])
         plan = json.loads(folder.plan.read_text())
         prepared = prepare(recipe, root, chosen, session.emit, plan, start["hardware"]["device_name"])
         _check_same_cases(plan["cases"], prepared.split, prepared.root)
+        _drop_newer_rows(folder, saved)
         return _carry_out(folder, prepared, session, saved)
     finally:
         folder.release()
         session.close()
 
 
-def _carry_out(folder: RunFolder, prepared: Prepared, session: _Session, saved: Any) -> RunResult:
+def _carry_out(folder: RunFolder, prepared: Prepared, session: _Session, saved: ReadCheckpoint | None) -> RunResult:
     """Builds and fits; whatever happens, `summary.json` says how it ended."""
     recipe, hardware = prepared.recipe, prepared.hardware
     names = recipe.data.class_names
@@ -182,7 +183,7 @@ def _carry_out(folder: RunFolder, prepared: Prepared, session: _Session, saved: 
         prepare_torch(prepared.plan, hardware)
         assembly = build(recipe, prepared.plan, hardware, prepared.split, _case_progress(session))
         if saved is not None:
-            _restore(folder, assembly, saved, session)
+            _restore(assembly, saved, session)
         fit = Fit(assembly, recipe, folder, session.emit, session.stop, monitor)
         fit.run()
         return _end(folder, prepared, session, fit, failure=None)
@@ -205,7 +206,7 @@ def _case_progress(session: _Session) -> Callable[[str, int, int], None]:
     return told
 
 
-def _started(folder: RunFolder, prepared: Prepared, saved: Any) -> RunStarted:
+def _started(folder: RunFolder, prepared: Prepared, saved: ReadCheckpoint | None) -> RunStarted:
     sizes = prepared.plan.sizes
     return RunStarted(
         run=str(folder.path),
@@ -220,7 +221,7 @@ def _started(folder: RunFolder, prepared: Prepared, saved: Any) -> RunStarted:
     )
 
 
-def _restore(folder: RunFolder, assembly: Assembly, saved: Any, session: _Session) -> None:
+def _restore(assembly: Assembly, saved: ReadCheckpoint, session: _Session) -> None:
     assembly.state.restore(saved.state, str(saved.path))
     progress = assembly.state.progress
     for sentence in saved.damaged:
@@ -233,8 +234,13 @@ def _restore(folder: RunFolder, assembly: Assembly, saved: Any, session: _Sessio
                 "warning",
             )
         )
-    # A row of the epoch that is open was written just before a kill, its checkpoint not: the epoch is closed again
-    drop_rows_after(folder.metrics, progress.step if progress.step_in_epoch == 0 else progress.step - 1)
+
+
+def _drop_newer_rows(folder: RunFolder, saved: ReadCheckpoint | None) -> None:
+    """Before the table is opened: rows newer than the checkpoint belong to steps that are taken again."""
+    progress = saved.state["progress"] if saved is not None else {"step": 0, "step_in_epoch": 0}
+    # A row of the epoch that is open was written just before a kill, its checkpoint not: that epoch is closed again
+    drop_rows_after(folder.metrics, progress["step"] - (1 if progress["step_in_epoch"] else 0))
 
 
 def _end(
