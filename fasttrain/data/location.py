@@ -8,15 +8,20 @@ from pathlib import Path
 from fasttrain.errors import DataError, StorageError
 from fasttrain.recipe.recipe import Recipe
 
-FETCHABLE = ("spleen", "hippocampus", "heart", "brain-tumor")
-"""Sets that `fasttrain data fetch` can bring."""
+DECATHLON_TASKS = {
+    "spleen": "Task09_Spleen",
+    "hippocampus": "Task04_Hippocampus",
+    "heart": "Task02_Heart",
+    "brain-tumor": "Task01_BrainTumour",
+}
+"""Sets of the Medical Segmentation Decathlon by the name that recipes give them."""
 
 
 def data_root(recipe: Recipe, given: Path | None, environ: Mapping[str, str]) -> Path:
     """The folder of the recipe's data set; for phantoms it is made where it is missing.
 
-    Raises DataError for a missing folder, naming where it was looked for and the command that brings the set if there is
-    one, and StorageError where a folder for phantoms cannot be made.
+    Raises DataError for a missing folder, naming where it was looked for and where the set can be had if that is known, and
+    StorageError where a folder for phantoms cannot be made.
     """
     name = recipe.data_name
     base = environ.get("FASTTRAIN_DATA")
@@ -38,7 +43,8 @@ def data_root(recipe: Recipe, given: Path | None, environ: Mapping[str, str]) ->
         return root
     if root.exists():
         raise DataError(f"{root} (from {origin}) is a file; the folder of the data set {name} is expected")
-    fetch = f", or run: fasttrain data fetch {name}" if name in FETCHABLE else ""
+    task = DECATHLON_TASKS.get(name)
+    fetch = f"; it is {task} of http://medicaldecathlon.com" if task is not None else ""
     raise DataError(
         f"the data set {name} is not at {root.absolute()} (from {origin}); name its folder with --data{fetch}"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from data_builders import make_recipe
 
-from fasttrain.data.location import FETCHABLE, data_root
+from fasttrain.data.location import DECATHLON_TASKS, data_root
 from fasttrain.errors import DataError, StorageError
 
 
@@ -30,14 +30,14 @@ def test_the_folder_is_called_after_the_set_else_the_recipe(tmp_path: Path) -> N
     assert data_root(make_recipe(), None, {"FASTTRAIN_DATA": str(tmp_path)}).name == "made"
 
 
-@pytest.mark.parametrize("name", [*FETCHABLE, "own"])
+@pytest.mark.parametrize("name", [*DECATHLON_TASKS, "own"])
 def test_a_missing_folder_names_its_remedy(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as caught:
         data_root(make_recipe(name=name), None, {"FASTTRAIN_DATA": str(tmp_path)})
     text = str(caught.value)
     assert str(tmp_path / name) in text
     assert "--data" in text
-    assert (f"fasttrain data fetch {name}" in text) == (name != "own")
+    assert ("medicaldecathlon.com" in text) == (name != "own")
     (tmp_path / name).write_text("x")
     with pytest.raises(DataError, match="is a file"):
         data_root(make_recipe(name=name), None, {"FASTTRAIN_DATA": str(tmp_path)})
