@@ -133,7 +133,8 @@ class RunFolder:
                 f"run folder {self.path} cannot be written: {error.strerror}; choose another with --run"
             ) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A record lock, not flock: loader workers inherit a flock, and would hold the run of a trainer that was killed
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "another process"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +19,8 @@ from fasttrain.batches.patch_maker import PatchMaker, RawBatch, as_message
 from fasttrain.errors import FasttrainError, MachineError
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch, CaseSource
+
+_PR_SET_PDEATHSIG = 1
 
 
 class LoaderSource:
@@ -124,5 +129,13 @@ def _begin_worker(_: int) -> None:
     # A signal to the process group is the trainer's to answer: it saves, then ends its workers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    """Asks Linux to kill this worker when the trainer dies, however it dies; elsewhere torch's own watchdog needs seconds."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -91,7 +91,9 @@ def _is_validating(folder: Path) -> bool:
 def proves(base: Path, data: Path, workers: int, kills: int, rng: random.Random) -> None:
     """One unbroken run against one that is killed again and again."""
     unbroken, broken = base / f"unbroken-{workers}", base / f"broken-{workers}"
-    subprocess.run(command(unbroken, data, workers, False), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        command(unbroken, data, workers, False), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     kinds = ["anywhere", "saving", "anywhere", "validating"]
     resume = False
     done = 0
@@ -127,7 +129,10 @@ def compare(unbroken: Path, broken: Path, workers: int, kills: int) -> None:
 
     if rows(unbroken) != rows(broken):
         raise SystemExit(f"FAULT: workers {workers}: metrics.csv differs")
-    print(f"workers {workers}: {kills} kills, {len(first)} losses and {len(rows(broken))} rows equal, bit for bit", flush=True)
+    print(
+        f"workers {workers}: {kills} kills, {len(first)} losses and {len(rows(broken))} rows equal, bit for bit",
+        flush=True,
+    )
 
 
 def main() -> None:

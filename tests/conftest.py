@@ -1,0 +1,49 @@
+"""A recipe so small that a run takes seconds, and one run of it that tests only look at."""
+
+from pathlib import Path
+
+import pytest
+
+from fasttrain import load_recipe, train
+from fasttrain.engine.run import RunResult
+
+TINY = {
+    "data.source.cases": 6,
+    "data.split.validation": 2,
+    "data.spacing": [5.0, 5.0, 5.0],
+    "data.workers": 0,
+    "patch.size": [16, 16, 16],
+    "augment.flip": {"probability": 0.5},
+    "augment.rotate": {"probability": 0.5},
+    "network": {"kind": "dynunet", "features": [4, 8, 8], "strides": [2, 2], "dropout": 0.1},
+    "training.epochs": 4,
+    "training.iterations_per_epoch": 5,
+    "training.batch_size": 2,
+    "validation.every": 1,
+    "output.log_every": 1,
+    "output.plots": False,
+    "acceleration.amp": "off",
+    "acceleration.channels_last": "off",
+    "acceleration.threads": 1,
+}
+
+
+@pytest.fixture(scope="session")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("phantoms")
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Resolves the tiny recipe with further settings."""
+
+    def resolved(**more: object):
+        return load_recipe("demo", {**TINY, **{key.replace("__", "."): value for key, value in more.items()}})
+
+    return resolved
+
+
+@pytest.fixture(scope="session")
+def whole_run(tiny, phantoms: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """The tiny recipe, trained without an interruption."""
+    return train(tiny(), data=phantoms, run=tmp_path_factory.mktemp("runs") / "whole", device="cpu")
