@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -73,7 +74,7 @@ class RunFolder:
         self.last = self.checkpoints / "last.pt"
         self.best = self.checkpoints / "best.pt"
         self.plots = path / "plots"
-        self._lock: IO[str] | None = None
+        self._lock: IO[bytes] | None = None
 
     def epoch_file(self, epoch: int) -> Path:
         """Where the periodic checkpoint of an epoch (from 1) lies."""
@@ -103,15 +104,21 @@ class RunFolder:
         return any(path.suffix == ".pt" for path in self._checkpoint_files())
 
     def check_new(self) -> None:
-        """Raises RecipeError where a new run cannot go here, before anything slow is done for it."""
-        if self.holds_a_run():
-            raise RecipeError(
-                f"{self.path} already holds a run; go on with it by `fasttrain resume {self.path}`, or choose another --run"
-            )
-        if self.path.exists() and not self.path.is_dir():
-            raise RecipeError(f"{self.path} is a file; choose another --run")
-        if self.path.is_dir() and any(self.path.iterdir()):
-            raise RecipeError(f"{self.path} is not empty and holds no run; choose another --run")
+        """Raises RecipeError or StorageError where a new run cannot go here, before anything slow is done for it."""
+        try:
+            if self.holds_a_run():
+                raise RecipeError(
+                    f"{self.path} already holds a run; go on with it by `fasttrain resume {self.path}`, "
+                    "or choose another --run"
+                )
+            if self.path.exists() and not self.path.is_dir():
+                raise RecipeError(f"{self.path} is a file; choose another --run")
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise RecipeError(f"{self.path} is not empty and holds no run; choose another --run")
+        except OSError as error:
+            raise StorageError(
+                f"run folder {self.path} cannot be looked into: {error.strerror}; choose another with --run"
+            ) from error
 
     def create(self) -> None:
         """Makes and claims the folder of a new run; RecipeError where it holds one, StorageError where it can't be made."""
@@ -127,25 +134,31 @@ class RunFolder:
     def claim(self) -> None:
         """Takes the folder for this process; raises StorageError where another process has it or it cannot be written."""
         try:
-            self._lock = open(self.path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held until release()
-        except OSError as error:
-            raise StorageError(
-                f"run folder {self.path} cannot be written: {error.strerror}; choose another with --run"
-            ) from error
-        try:
+            # Unbuffered: text that a full disk refused must not come back when the file is closed
+            self._lock = open(self.path / "run.lock", "a+b", buffering=0)  # noqa: SIM115 - held until release()
             # A record lock, not flock: loader workers inherit a flock, and would hold the run of a trainer that was killed
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.truncate(0)
+            self._lock.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
         except OSError as error:
-            self._lock.seek(0)
-            holder = self._lock.read().strip() or "another process"
-            self._lock.close()
-            self._lock = None
+            taken = self._lock is not None and error.errno in (errno.EACCES, errno.EAGAIN)
+            holder = self._holder() if taken else ""
+            self.release()
+            if taken:
+                raise StorageError(
+                    f"run folder {self.path} is in use by {holder}; wait for it or choose another --run"
+                ) from error
             raise StorageError(
-                f"run folder {self.path} is in use by {holder}; wait for it or choose another --run"
+                f"run folder {self.path} cannot be written: {error.strerror}{_free(self.path)}; choose another with --run"
             ) from error
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
-        self._lock.flush()
+
+    def _holder(self) -> str:
+        # Through the file that is open anyway: closing a second one would end this process's own record locks on it
+        with contextlib.suppress(OSError):
+            if self._lock is not None:
+                self._lock.seek(0)
+                return self._lock.read().decode(errors="replace").strip() or "another process"
+        return "another process"
 
     def release(self) -> None:
         """Gives the folder back."""

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from fasttrain import load_recipe, train
+from fasttrain.data.sources.phantom import ensure_phantoms
 from fasttrain.engine.run import RunResult
+from fasttrain.recipe.data_spec import PhantomSource
 
 TINY = {
     "data.source.cases": 6,
@@ -30,7 +32,9 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("phantoms")
+    folder = tmp_path_factory.mktemp("phantoms")
+    ensure_phantoms(PhantomSource(kind="phantom", cases=TINY["data.source.cases"]), folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -19,16 +20,19 @@ def checksum(state: dict[str, Any]) -> str:
             tensor = value.detach().cpu().contiguous()
             digest.update(f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        elif isinstance(value, dict):
+        elif type(value) in (dict, OrderedDict):
             digest.update(f"dict {len(value)};".encode())
             for key, item in value.items():
+                if type(key) not in (str, int):
+                    raise TypeError(f"a checkpoint's keys are strings and whole numbers, found {type(key).__name__}")
                 digest.update(f"{key!r}:".encode())
                 visit(item)
-        elif isinstance(value, list | tuple):
+        elif type(value) in (list, tuple, torch.Size):
             digest.update(f"list {len(value)};".encode())
             for item in value:
                 visit(item)
-        elif value is None or isinstance(value, bool | int | float | str):
+        # Exact types: a NumPy number is a float too, and would be pickled as what it is
+        elif value is None or type(value) in (bool, int, float, str):
             digest.update(f"{value!r};".encode())
         else:
             raise TypeError(f"a checkpoint holds tensors and plain values only, found {type(value).__name__}")

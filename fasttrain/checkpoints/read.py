@@ -42,7 +42,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"checkpoint {path} has format {state.get('format')}; this fasttrain reads format {FORMAT_VERSION}"
         )
     try:
-        sound = checksum(state) == state[KEY]
+        sound = isinstance(state[KEY], str) and checksum(state) == state[KEY]
     except (TypeError, RuntimeError):
         sound = False
     if not sound:

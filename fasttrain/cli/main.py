@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import sys
+import traceback
 from typing import Any
 
 import typer
@@ -12,7 +15,9 @@ import typer
 from fasttrain.cli.recipe_commands import recipes_app
 from fasttrain.cli.run_commands import resume_command, train_command
 from fasttrain.cli.trained_commands import evaluate_command, predict_command
-from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, FasttrainError
+from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_STORAGE, FasttrainError
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 app = typer.Typer(
     name="fasttrain",
@@ -51,6 +56,12 @@ def _root(
 
 def run(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits with its code."""
+    # A stream that the shell closed (`>&-`) is None
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that knows ASCII alone gets \\xd7 for ×, not a failure
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     sys.exit(_guarded([text for text in given if text != "--debug"], debug))
@@ -59,10 +70,11 @@ def run(arguments: list[str] | None = None) -> None:
 def _guarded(arguments: list[str], debug: bool) -> int:
     try:
         result: Any = app(arguments, prog_name="fasttrain", standalone_mode=False)
+        sys.stdout.flush()  # here and not when the interpreter ends, where an error could no longer become a sentence
         return result if isinstance(result, int) else 0
     except FasttrainError as error:
         if debug:
-            raise
+            traceback.print_exc()
         for fault in error.faults:
             _tell(fault)
         return error.exit_code
@@ -71,8 +83,7 @@ def _guarded(arguments: list[str], debug: bool) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`… | head`): nothing to say, and nobody to say it to
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BUG
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else EXIT_BUG
@@ -81,17 +92,37 @@ def _guarded(arguments: list[str], debug: bool) -> int:
 
 
 def _other(error: Exception, debug: bool) -> int:
-    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
-    if callable(show) and isinstance(code, int):
-        # click's own errors: wrong options and the like
-        show(file=sys.stderr)
+    message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
+    if callable(message) and isinstance(code, int):
+        # The command line parser's own errors: wrong options and the like
+        _tell_usage(error, " ".join(message().split()))
         return code
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        _drop_output()
+        _tell(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+        return EXIT_STORAGE
     if type(error).__name__ == "Abort":
         return EXIT_INTERRUPTED
     if debug:
-        raise error
+        traceback.print_exc()
     _tell(f"a bug of fasttrain's own: {type(error).__name__}: {error}; run it again with --debug for the traceback")
     return EXIT_BUG
+
+
+def _tell_usage(error: Any, message: str) -> None:
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else "fasttrain"
+    if message.startswith(("Usage:", where)) or not message:
+        # A group without a command: its help is the answer
+        print(context.get_help() if context is not None else message, file=sys.stderr)
+        return
+    text = message.rstrip(".").replace(". Did you mean", "; did you mean")
+    _tell(f"{text[0].lower()}{text[1:]}{'' if text.endswith('?') else ';'} `{where} --help` shows what there is")
+
+
+def _drop_output() -> None:
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(sentence: str) -> None:

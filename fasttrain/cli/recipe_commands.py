@@ -37,7 +37,7 @@ def show_command(
     if resolved or assignments:
         print(resolve(recipe, assignments or []).as_yaml(), end="")
     else:
-        print(find_recipe(recipe).read_text(encoding="utf-8"), end="")
+        print(_text_of(find_recipe(recipe)), end="")
 
 
 @recipes_app.command("copy")
@@ -47,11 +47,12 @@ def copy_command(
 ) -> None:
     """Copy a recipe, comments and all, to change it."""
     source = find_recipe(recipe)
-    if target.is_dir():
-        target = target / source.name
+    text = _text_of(source)
     try:
-        with open(target, "x", encoding="utf-8") as stream:
-            stream.write(source.read_text(encoding="utf-8"))
+        if target.is_dir():
+            target = target / source.name
+        with open(target, "x", encoding="utf-8", newline="") as stream:
+            stream.write(text)
     except FileExistsError as error:
         raise RecipeError(f"{target} exists already; choose another name") from error
     except OSError as error:
@@ -74,6 +75,15 @@ def validate_command(
             faults.extend(error.faults)
     if faults:
         raise RecipeError(faults)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"recipe file {path} is not UTF-8 text") from error
+    except OSError as error:
+        raise RecipeError(f"recipe file {path} cannot be read: {error.strerror}") from error
 
 
 def _first_comment(path: Path) -> str:

@@ -13,9 +13,10 @@ from fasttrain.cli.printing import print_json, print_plan
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.errors import RecipeError
+from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
 from fasttrain.recipe import Recipe, resolve
-from fasttrain.run_folder import newest_unfinished
+from fasttrain.run_folder import RunFolder, newest_unfinished
 
 if TYPE_CHECKING:
     from fasttrain.engine.run import RunResult
@@ -48,6 +49,10 @@ def train_command(
     if fold is not None:
         sets.append(f"data.split.fold={fold}")
     resolved = resolve(recipe, sets)
+    # Looked at before torch is loaded, which takes seconds
+    wants_gpu(device)
+    if run is not None and not dry_run:
+        RunFolder(run).check_new()
     _limit_threads(resolved.recipe, device)
     from fasttrain.engine import run as engine
 
@@ -85,13 +90,14 @@ def resume_command(
                 print_json({"status": "done", "run": str(newest)})
             return 0
         run = unfinished
-    recipe_file = run / "recipe.yaml"
-    if recipe_file.exists():
-        _limit_threads(resolve(str(recipe_file)).recipe, device or "auto")
+    folder = RunFolder(run)
+    wants_gpu(device or "auto")
+    if not folder.holds_a_run():
+        raise RecipeError(f"{run} holds no run (it has no recipe.yaml); `fasttrain train` begins one")
+    _limit_threads(resolve(str(folder.recipe)).recipe, device or "auto")
     from fasttrain.engine import run as engine
-    from fasttrain.run_folder import RunFolder
 
-    if RunFolder(run).finished():
+    if folder.finished():
         print(f"nothing to do: {run} is finished", file=sys.stderr)
     with stop_on_signals() as stop:
         result = engine.resume(

@@ -67,20 +67,20 @@ def _quota(folder: Path) -> float | None:
     text = _read(folder / "cpu.max")
     if text is not None:
         parts = text.split()
-        if len(parts) == 2 and parts[0] != "max":
+        if len(parts) == 2 and all(part.isdigit() for part in parts) and int(parts[1]):
             return int(parts[0]) / int(parts[1])
     quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-    if quota is not None and period is not None and int(quota) > 0 and int(period) > 0:
+    # v1 writes "no quota" as -1
+    if quota is not None and period is not None and quota.isdigit() and period.isdigit() and int(quota) and int(period):
         return int(quota) / int(period)
     return None
 
 
 def _reclaimable(folder: Path) -> int:
-    for line in (_read(folder / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+    found = dict(line.split(" ", 1) for line in (_read(folder / "memory.stat") or "").splitlines() if " " in line)
+    # v1 counts a group alone in `inactive_file`, with its children in the total; its use and limit count the children
+    value = found.get("total_inactive_file", found.get("inactive_file", "0"))
+    return int(value) if value.isdigit() else 0
 
 
 def _read(path: Path) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from fasttrain.recipe.spec import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Spec
+from fasttrain.recipe.spec import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Spec
 
 
 class DecathlonSource(Spec):
@@ -132,15 +132,23 @@ class CacheSpec(Spec):
     kind: Literal["auto", "none", "memory"] = "auto"
 
 
+def _check_orientation(codes: str) -> str:
+    if sorted("R" if code in "RL" else "A" if code in "AP" else code for code in codes.replace("I", "S")) != list(
+        "ARS"
+    ):
+        raise ValueError(f"should have one letter of each pair R/L, A/P, S/I, such as RAS or LPS, found {codes!r}")
+    return codes
+
+
 class DataSpec(Spec):
     """What is trained on."""
 
-    name: str | None = None
+    name: FolderName | None = None
     source: SourceSpec
     channels: Annotated[tuple[str, ...], Field(min_length=1)]
     classes: Annotated[dict[int, str], Field(min_length=1)]
     split: SplitSpec
-    orientation: Annotated[str, Field(pattern="^[RLAPSI]{3}$")] | None = "RAS"
+    orientation: Annotated[str, AfterValidator(_check_orientation)] | None = "RAS"
     spacing: tuple[PositiveFloat, ...] | None = None
     intensity: IntensitySpec
     crop_foreground: ForegroundCrop | None = None

@@ -38,10 +38,13 @@ def _path_in(raw: Any, location: Sequence[str | int], missing: bool) -> Path:
     """Drops what pydantic adds to a location for the branch of a union: it is no key of the recipe."""
     path: list[str | int] = []
     node = raw
+    passed: Any = None
     for position, key in enumerate(location):
         last = position == len(location) - 1
         if isinstance(node, Mapping):
-            if key == node.get("kind") and not (last and missing):
+            # A branch is named once: after that the same word is a key
+            if key == node.get("kind") and passed is not node and not (last and missing):
+                passed = node
                 continue
             if key in node or (last and missing):
                 path.append(key)

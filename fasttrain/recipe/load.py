@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,8 @@ def find_recipe(name: str) -> Path:
     """The file of a bundled name or of a path; raises RecipeError with near names where there is none."""
     path = Path(name)
     if path.suffix in SUFFIXES or "/" in name:
-        if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
+        if not os.path.isfile(path):
+            what = "is a folder" if os.path.isdir(path) else "does not exist"
             raise RecipeError(f"recipe file {name} {what}; `fasttrain recipes list` shows the bundled ones")
         return path
     bundled = bundled_recipes()
@@ -57,8 +58,14 @@ def resolve(name: str, assignments: Iterable[str] | Mapping[str, Any] = ()) -> R
     texts = _Texts()
     raw, origins = texts.read_with_parent(path)
     sets = _parsed(assignments)
+    faults: list[str] = []
     for keys, value in sets:
-        _assign(raw, origins, keys, value)
+        try:
+            _assign(raw, origins, keys, value)
+        except RecipeError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise RecipeError(faults)
     if not raw.get("name") and "name" not in raw:
         raw["name"] = path.stem
     recipe = _validated(raw, texts, {keys for keys, _ in sets})
@@ -106,13 +113,13 @@ class _Texts:
         return parent, origins
 
     def where(self, keys: Keys) -> str:
-        """The file and line of a fault: those of the child recipe where it says something at that path."""
-        best: tuple[str, int | None] = (self.texts[0][0], None)
+        """The file and line of a fault: those of the recipe that says most along that path, the child before its parent."""
+        place, deepest = self.texts[0][0], 0
         for source, text in self.texts:
-            line = yaml_text.line_of(text, keys)
-            if line is not None and best[1] is None:
-                best = (source, line)
-        return best[0] if best[1] is None else f"{best[0]}:{best[1]}"
+            found = yaml_text.line_of(text, keys)
+            if found is not None and found[1] > deepest:
+                place, deepest = f"{source}:{found[0]}", found[1]
+        return place
 
 
 def _note_origins(value: Any, path: Keys, origin: str, origins: dict[Keys, str]) -> None:
@@ -166,30 +173,42 @@ def _parsed(assignments: Iterable[str] | Mapping[str, Any]) -> list[tuple[Keys, 
 
 def _keys(text: str) -> Keys:
     parts = text.replace("[", ".").replace("]", "").split(".")
-    return tuple(int(part) if part.isdigit() else part for part in parts)
+    return tuple(int(part) if part.isascii() and part.isdigit() else part for part in parts)
 
 
 def _assign(raw: dict[str, Any], origins: dict[Keys, str], keys: Keys, value: Any) -> None:
     node: Any = raw
     for depth, key in enumerate(keys[:-1]):
         if isinstance(node, list) and isinstance(key, int) and key < len(node):
+            if not isinstance(node[key], dict | list):
+                raise RecipeError(f"--set {dotted(keys)}: {dotted(keys[: depth + 1])} is one value, {node[key]!r}")
             node = node[key]
+            # The origin of a list is written once, for all its values
+            origins[keys[:depth]] = "--set"
             continue
         if isinstance(node, list):
-            raise RecipeError(f"--set {dotted(keys)}: {dotted(keys[:depth])} is a list of {len(node)} values")
+            raise _no_such_place(keys, depth, node)
         if not isinstance(node.get(key), dict | list):
             node[key] = {}
         node = node[key]
     last = keys[-1]
     if isinstance(node, list):
         if not isinstance(last, int) or last >= len(node):
-            raise RecipeError(f"--set {dotted(keys)}: {dotted(keys[:-1])} is a list of {len(node)} values")
+            raise _no_such_place(keys, len(keys) - 1, node)
     elif last == "kind" and node.get("kind") not in (None, value):
         node.clear()
         _forget(origins, keys[:-1])
+    if isinstance(node, list):
+        origins[keys[:-1]] = "--set"
     node[last] = copy.deepcopy(value)
     _forget(origins, keys)
     _note_origins(value, keys, "--set", origins)
+
+
+def _no_such_place(keys: Keys, depth: int, values: list[Any]) -> RecipeError:
+    return RecipeError(
+        f"--set {dotted(keys)}: {dotted(keys[:depth])} is a list of {len(values)} values, the first of them [0]"
+    )
 
 
 def _validated(raw: dict[str, Any], texts: _Texts, set_paths: set[Keys]) -> Recipe:

@@ -16,7 +16,7 @@ from fasttrain.recipe.data_spec import (
 )
 from fasttrain.recipe.network_spec import NetworkSpec, PerAxis, per_axis
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
-from fasttrain.recipe.spec import Spec
+from fasttrain.recipe.spec import FolderName, Spec
 from fasttrain.recipe.training_spec import (
     AccelerationSpec,
     DiceCELossSpec,
@@ -34,7 +34,7 @@ Fault = tuple[tuple[str | int, ...], str]
 class Recipe(Spec):
     """Everything that decides a run, but for the machine it runs on."""
 
-    name: str
+    name: FolderName
     task: Literal["segmentation"]
     data: DataSpec
     patch: PatchSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -39,14 +40,14 @@ class Interval(Spec):
     unit: Literal["epochs", "steps", "seconds"]
 
 
-_INTERVAL = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(epochs?|steps?|s|m|h)\s*$")
+_INTERVAL = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(epochs?|steps?|s|m|h)\s*$")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_interval(text: str) -> Interval:
     """Reads `N epochs`, `N steps`, `Ns`, `Nm` or `Nh`; raises ValueError for anything else, zero among it."""
     match = _INTERVAL.match(text)
-    if match is None or float(match[1]) <= 0:
+    if match is None or not 0 < float(match[1]) < math.inf:
         raise ValueError(f"{text!r} is no interval; write for example '1 epoch', '50 steps' or '5m'")
     amount, unit = float(match[1]), match[2]
     if unit in _SECONDS:

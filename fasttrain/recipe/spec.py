@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Spec(BaseModel):
@@ -22,6 +22,13 @@ def _as_switch(value: object) -> object:
     return value
 
 
+def _as_folder_name(value: str) -> str:
+    if not value.strip() or value in (".", "..") or any(char in "/\\" or not char.isprintable() for char in value):
+        raise ValueError(f"names a folder, so it should be printable text without / or \\, found {value!r}")
+    return value
+
+
+FolderName = Annotated[str, AfterValidator(_as_folder_name)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_switch)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]

@@ -10,6 +10,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from fasttrain.errors import RecipeError
 
+_MOST_VALUES = 100_000
+
 
 def _reader() -> YAML:
     # The pure reader is the YAML 1.2 one: in 1.1 `off` is a boolean and `2e-4` a string.
@@ -19,26 +21,45 @@ def _reader() -> YAML:
 def parse(text: str, source: str) -> Any:
     """The values in `text`; raises RecipeError with `source`, line and column where it is not YAML."""
     try:
-        return _reader().load(text)
+        return _unshared(_reader().load(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = " ".join(str(error.problem or error.context or "not YAML").split())
         raise RecipeError(f"{source}{where}: not valid YAML: {problem}") from error
-    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+    except RecursionError as error:
+        raise RecipeError(f"{source}: not valid YAML: nested too deeply, or an alias inside its own anchor") from error
+    except (YAMLError, ValueError, TypeError, AttributeError) as error:
         raise RecipeError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def line_of(text: str, path: tuple[str | int, ...]) -> int | None:
-    """The line (from 1) on which the value at `path` begins, or its nearest parent that is there."""
+def _unshared(value: Any) -> Any:
+    """A tree: what an alias names is copied, so that a change at one place is none at the other."""
+    left = _MOST_VALUES
+
+    def copied(part: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"more than {_MOST_VALUES:,} values, counting those that aliases repeat")
+        if isinstance(part, dict):
+            return {key: copied(item) for key, item in part.items()}
+        return [copied(item) for item in part] if isinstance(part, list) else part
+
+    return copied(value)
+
+
+def line_of(text: str, path: tuple[str | int, ...]) -> tuple[int, int] | None:
+    """The line (from 1) on which the value at `path` begins, or its nearest parent that is there, and the keys it took."""
     node = _reader().compose(io.StringIO(text))
-    line = None
-    for key in path:
+    found = None
+    for depth, key in enumerate(path, start=1):
         children = _children(node)
         if str(key) not in children:
             break
         line, node = children[str(key)]
-    return line
+        found = line, depth
+    return found
 
 
 def _children(node: Any) -> dict[str, tuple[int, Any]]:

@@ -115,7 +115,7 @@ def test_a_turn_is_in_voxels_where_the_patch_is_no_cube() -> None:
     matrix[0, 0, 0] = matrix[0, 1, 1] = math.cos(angle)
     matrix[0, 0, 1], matrix[0, 1, 0] = -math.sin(angle), math.sin(angle)
     turned, turned_label = resample(ball, ball.to(torch.uint8), matrix)
-    assert ((turned > 0.5) != (ball > 0.5)).float().sum() < 0.01 * ball.sum()
+    assert ((turned > 0.5) != (ball > 0.5)).float().sum() < 0.06 * ball.sum()
     assert (turned_label.float() != ball).float().sum() < 0.06 * ball.sum()
 
 

@@ -1,5 +1,6 @@
 """Loader workers: the same batches as without them, errors as they were, no orphans."""
 
+import itertools
 import os
 import signal
 import time
@@ -17,11 +18,43 @@ from fasttrain.errors import DataError, MachineError
 from fasttrain.samples import CaseSource, Sample
 
 
+class Lent:
+    """Cases that outlive the loaders of single tests."""
+
+    def __init__(self, cases: CaseSource) -> None:
+        self.cases = cases
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.cases[index]
+
+    def close(self) -> None: ...
+
+
+class Faulty(Lent):
+    """One unreadable case among them."""
+
+    def __getitem__(self, index: int) -> Sample:
+        if index == 1:
+            raise DataError("/data/case_001.nii.gz is damaged")
+        return self.cases[index]
+
+
+class Slow(Lent):
+    """Cases that take their time."""
+
+    def __getitem__(self, index: int) -> Sample:
+        time.sleep(0.3)
+        return self.cases[index]
+
+
 @pytest.fixture(scope="module")
 def cases(tiny, phantoms: Path) -> CaseSource:
     recipe = tiny().recipe
     found = find_cases(recipe.data, phantoms).cases
-    return open_case_source("memory", found, Preprocess(recipe), 2)
+    return Lent(open_case_source("memory", found, Preprocess(recipe), 2))
 
 
 def loader(tiny, cases: CaseSource, workers: int) -> LoaderSource:
@@ -64,23 +97,6 @@ def test_a_loader_leaves_torchs_generator_alone(tiny, cases: CaseSource) -> None
     assert torch.equal(before, torch.get_rng_state())
 
 
-class Faulty:
-    """A case source with one unreadable case."""
-
-    def __init__(self, cases: CaseSource) -> None:
-        self.cases = cases
-
-    def __len__(self) -> int:
-        return len(self.cases)
-
-    def __getitem__(self, index: int) -> Sample:
-        if index == 1:
-            raise DataError("/data/case_001.nii.gz is damaged")
-        return self.cases[index]
-
-    def close(self) -> None: ...
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_fault_in_a_worker_arrives_as_its_one_sentence(tiny, cases: CaseSource, workers: int) -> None:
     source = loader(tiny, Faulty(cases), workers)
@@ -88,14 +104,6 @@ def test_a_fault_in_a_worker_arrives_as_its_one_sentence(tiny, cases: CaseSource
         first_batches(source, 0, 10)
     source.close()
     assert caught.value.faults == ("/data/case_001.nii.gz is damaged",)
-
-
-class Slow(Faulty):
-    """A case source that takes its time."""
-
-    def __getitem__(self, index: int) -> Sample:
-        time.sleep(0.3)
-        return self.cases[index]
 
 
 def children() -> list[psutil.Process]:
@@ -114,8 +122,7 @@ def test_a_killed_worker_ends_the_stream_with_a_sentence_and_no_orphans(tiny, ca
     os.kill(workers[0].pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(MachineError, match="worker ended"):
-        for _ in range(50):
-            next(stream)
+        list(itertools.islice(stream, 50))
     assert time.monotonic() - began < 60
     source.close()
     deadline = time.monotonic() + 10

@@ -208,7 +208,7 @@ def test_a_failed_run_says_so(tiny, tmp_path: Path, phantoms: Path) -> None:
     victim = sorted((tmp_path / "data/labelsTr").iterdir())[0]
     victim.write_bytes(victim.read_bytes()[:100])
     with pytest.raises(DataError, match=victim.name):
-        train(tiny(), data=tmp_path / "data", run=tmp_path / "run", device="cpu")
+        train(tiny(data__source={"kind": "decathlon"}), data=tmp_path / "data", run=tmp_path / "run", device="cpu")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["exit_code"] == 3

@@ -1,5 +1,6 @@
 """The step and its parts: accumulation, steps that are not finite, schedules, the measurement."""
 
+import itertools
 import math
 
 import pytest
@@ -149,8 +150,8 @@ def test_a_learning_rate_rises_to_its_peak_and_never_above(total: int, warmup: f
     rates = [learning_rate(made, 0.1, total)(step) for step in range(total)]
     assert all(0 <= rate <= 0.1 + 1e-12 for rate in rates)
     peak = max(range(total), key=lambda step: rates[step])
-    assert all(a <= b + 1e-12 for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=True))
-    assert all(a + 1e-12 >= b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False))
+    assert all(a <= b + 1e-12 for a, b in itertools.pairwise(rates[: peak + 1]))
+    assert all(a + 1e-12 >= b for a, b in itertools.pairwise(rates[peak:]))
 
 
 def test_learning_rates_by_hand() -> None:

@@ -40,8 +40,11 @@ class Gathering(Transform):
                 self._failure = error
         with self._lock:
             self._done += 1
-            if self._progress is not None:
-                self._progress(self._done, self.total)
+            if self._progress is not None and self._failure is None:
+                try:
+                    self._progress(self._done, self.total)
+                except Exception as error:  # the listener asks for an end; MONAI would wrap it in an error of its own
+                    self._failure = error
         return result
 
     def raise_faults(self) -> None:
