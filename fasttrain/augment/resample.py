@@ -23,9 +23,19 @@ def resample(image: Tensor, label: Tensor, matrix: Tensor) -> tuple[Tensor, Tens
 def sampling_grid(matrix: Tensor, size: torch.Size) -> Tensor:
     """The grid that `grid_sample` wants, [sample, *spatial, d], for `matrix` in voxels.
 
-    grid_sample's coordinates run from −1 to 1 over the whole extent of an axis and name the last array axis first.
+    grid_sample's coordinates run from −1 to 1 over the whole extent of an axis and name the last array axis first. They are
+    summed up axis by axis: affine_grid multiplies matrices, and with TF32 its coordinates are off by hundredths of a voxel.
     """
-    extent = torch.tensor(size, dtype=matrix.dtype, device=matrix.device)
-    normalised = matrix * (extent[None, None, :] / extent[None, :, None])
-    theta = F.pad(normalised.flip((1, 2)), (0, 1))
-    return F.affine_grid(theta, [matrix.shape[0], 1, *size], align_corners=False)
+    axes = len(size)
+    offsets = [
+        (torch.arange(length, dtype=matrix.dtype, device=matrix.device) - (length - 1) / 2).reshape(
+            [1, *(length if other == axis else 1 for other in range(axes))]
+        )
+        for axis, length in enumerate(size)
+    ]
+    coordinates = []
+    for axis, length in reversed(list(enumerate(size))):
+        scaled = matrix[:, axis] * (2.0 / length)
+        parts = [scaled[:, other].reshape(-1, *(1,) * axes) * offsets[other] for other in range(axes)]
+        coordinates.append(sum(parts[1:], parts[0]))
+    return torch.stack(coordinates, dim=-1)

@@ -86,12 +86,10 @@ class LoaderSource:
         try:
             return next(self._loader)
         except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+            known = ended_worker(error, self.workers)
+            if known is None:
                 raise
-            raise MachineError(
-                f"a data loader worker ended: {' '.join(str(error).split())}; if memory is short, lower data.workers "
-                f"(now {self.workers}) or data.prefetch_factor"
-            ) from error
+            raise known from error
 
     def close(self) -> None:
         """Ends the workers and gives up the cases."""
@@ -102,6 +100,19 @@ class LoaderSource:
         if self._loader is not None and hasattr(self._loader, "_shutdown_workers"):
             self._loader._shutdown_workers()
         self._loader = None
+
+
+def ended_worker(error: BaseException, workers: int) -> MachineError | None:
+    """The error of a worker that was killed, as the user's sentence; None for any other error.
+
+    torch's SIGCHLD handler raises it wherever the trainer is just then, more often in a step than while it waits for a batch.
+    """
+    if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
+        return None
+    return MachineError(
+        f"a data loader worker ended: {' '.join(str(error).split())}; if memory is short, lower data.workers "
+        f"(now {workers}) or data.prefetch_factor"
+    )
 
 
 class _BatchesByPosition(Dataset[Any]):

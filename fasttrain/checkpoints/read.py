@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise StorageError(f"there is no checkpoint {path}")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise StorageError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # torch raises half a dozen types for a damaged file, pickle's and zip's among them
+        # A file cut short makes torch seek before its beginning, which is no fault of the disk
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise StorageError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
         raise StorageError(
             f"checkpoint {path} is damaged: it is {path.stat().st_size:,} bytes and no whole file"
         ) from error

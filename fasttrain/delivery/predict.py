@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.data.nifti import is_nifti
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources.unlabelled import find_unlabelled
 from fasttrain.data.writing import write_label
@@ -15,6 +16,7 @@ from fasttrain.errors import DataError, RecipeError, StorageError
 from fasttrain.samples import Case
 
 ENDING = ".nii.gz"
+"""Of predictions in a folder."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +32,27 @@ def predict(
 ) -> Predictions:
     """Predicts a file, or every case of a folder (in the file layout of the recipe's source).
 
-    target: a folder, or for one case a file that ends in `.nii.gz`. A faulty input is told and the rest is done. Raises
+    target: a folder, or for one case a file that ends in `.nii.gz` or `.nii`. A faulty input is told and the rest is done. Raises
     DataError where nothing is there to predict, RecipeError where one file is named for several cases, StorageError where
     nothing can be written, Stopped between cases.
     """
-    cases = find_unlabelled(run.recipe.data, given)
-    if target.name.endswith(ENDING) and len(cases) > 1:
+    cases = find_unlabelled(run.recipe.data, given, run.channel_suffixes)
+    one_file = is_nifti(target) and not target.is_dir()
+    if one_file and len(cases) > 1:
         raise RecipeError(f"{target} is one file, and {given} holds {len(cases)} cases; name a folder")
-    folder = target.parent if target.name.endswith(ENDING) else target
+    folder = target.parent if one_file else target
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{folder} cannot be made: {error.strerror}; name another folder for the predictions") from error
+        raise StorageError(
+            f"{folder} cannot be made: {error.strerror}; name another folder for the predictions"
+        ) from error
     preprocess = Preprocess(run.recipe, training=False)
     written: list[Path] = []
     faults: list[str] = []
     for number, case in enumerate(cases, start=1):
         stop.check()
-        path = target if target.name.endswith(ENDING) else target / f"{case.name}{ENDING}"
+        path = target if one_file else target / f"{case.name}{ENDING}"
         try:
             _predict_case(run, preprocess, case, path)
             written.append(path)
@@ -60,6 +65,8 @@ def predict(
 def _predict_case(run: TrainedRun, preprocess: Preprocess, case: Case, path: Path) -> None:
     if any(path.resolve() == image.resolve() for image in case.images):
         raise DataError(f"{path}: the prediction would overwrite its own input; name another folder")
+    if path.exists() and path.parent.resolve() == case.images[0].parent.resolve():
+        raise DataError(f"{path}: the prediction would overwrite a file beside its input; name another folder")
     sample = preprocess.as_sample(preprocess(case))
     class_map = run.predictor.class_map(sample, in_source_grid=True).cpu().numpy()
     write_label(path, class_map, case.images[0], run.recipe.data.class_values)

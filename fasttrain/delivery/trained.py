@@ -13,7 +13,7 @@ from fasttrain.engine.inference import Predictor
 from fasttrain.engine.plan import choose_precision
 from fasttrain.engine.state import load_weights
 from fasttrain.errors import RecipeError, StorageError
-from fasttrain.machine.hardware import survey
+from fasttrain.machine.hardware import Hardware, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe, resolve
 from fasttrain.run_folder import RunFolder
@@ -21,7 +21,10 @@ from fasttrain.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's recipe and network. `warnings` tell of damaged checkpoints that were passed over."""
+    """A run's recipe and network. `warnings` tell of damaged checkpoints that were passed over, and of another precision.
+
+    `channel_suffixes` are what the names of the training cases' channel files ended in, where the data set decided it.
+    """
 
     folder: RunFolder
     recipe: Recipe
@@ -29,6 +32,7 @@ class TrainedRun:
     checkpoint: Path
     epoch: int
     data_root: Path
+    channel_suffixes: tuple[str, ...] | None
     warnings: tuple[str, ...]
 
 
@@ -46,7 +50,8 @@ def open_run(run: Path, device: str) -> TrainedRun:
     plan, environment = _read(folder.plan), _read(folder.environment)
     same_device = environment["hardware"]["device_name"] == hardware.device_name
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
-    choice, _ = choose_precision(recipe, hardware, plan if same_device else None)
+    usable, warnings = _usable_here(recipe, hardware)
+    choice, _ = choose_precision(usable, hardware, plan if same_device else None)
     predictor = build_predictor(recipe, choice, hardware)
     saved = newest_good(folder.best, [folder.last, *folder.epoch_files()])
     load_weights(predictor.network, saved.state, str(saved.path))
@@ -57,8 +62,21 @@ def open_run(run: Path, device: str) -> TrainedRun:
         checkpoint=saved.path,
         epoch=int(saved.state["progress"]["epoch"]),
         data_root=Path(environment["arguments"]["data"]),
-        warnings=saved.damaged,
+        channel_suffixes=tuple(plan["channel_suffixes"]) if plan.get("channel_suffixes") else None,
+        warnings=(*warnings, *saved.damaged),
     )
+
+
+def _usable_here(recipe: Recipe, hardware: Hardware) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with float32 for a precision that this device lacks: weights are float32 wherever they were trained."""
+    amp, capability = recipe.acceleration.amp, hardware.compute_capability
+    lacks_fp16 = amp == "fp16" and not hardware.on_gpu
+    lacks_bf16 = amp == "bf16" and capability is not None and capability < (8, 0)
+    if not lacks_fp16 and not lacks_bf16:
+        return recipe, ()
+    acceleration = recipe.acceleration.model_copy(update={"amp": "off"})
+    sentence = f"the run was trained in {amp}, which {hardware.device_name} has not; it computes in float32 here"
+    return recipe.model_copy(update={"acceleration": acceleration}), (sentence,)
 
 
 def _read(path: Path) -> dict[str, Any]:

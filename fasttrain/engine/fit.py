@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -150,7 +151,7 @@ class Fit:
         )
 
     def _is_best(self, figures: ValidationFigures | None) -> bool:
-        if figures is None or figures.dice is None:
+        if figures is None or figures.dice is None or not math.isfinite(figures.dice):
             return False
         return self.progress.best_value is None or figures.dice > self.progress.best_value
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fasttrain.batches import ended_worker
 from fasttrain.checkpoints import ReadCheckpoint, newest_good
 from fasttrain.data.caches import estimate_bytes
 from fasttrain.data.location import data_root
 from fasttrain.data.sources import find_cases
+from fasttrain.data.sources.unlabelled import channel_suffixes
 from fasttrain.data.splits import Split, split_cases
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.fit import Fit
@@ -190,7 +192,10 @@ def _carry_out(folder: RunFolder, prepared: Prepared, session: _Session, saved: 
     except Stopped:
         return _end(folder, prepared, session, fit, failure=None)
     except BaseException as error:
-        _end(folder, prepared, session, fit, failure=error)
+        known = ended_worker(error, prepared.plan.workers)
+        _end(folder, prepared, session, fit, failure=known or error)
+        if known is not None:
+            raise known from error
         raise
     finally:
         monitor.close()
@@ -330,7 +335,8 @@ def _record_start(folder: RunFolder, prepared: Prepared, device: str) -> None:
         part: [case.name for case in getattr(prepared.split, attribute)]
         for part, attribute in (("training", "train"), ("validation", "validation"), ("test", "test"))
     }
-    write_json(folder.plan, {**prepared.plan.record(), "cases": names})
+    suffixes = channel_suffixes(prepared.recipe.data, prepared.split.train[0])
+    write_json(folder.plan, {**prepared.plan.record(), "cases": names, "channel_suffixes": suffixes})
 
 
 def _read_start(folder: RunFolder) -> dict[str, Any]:

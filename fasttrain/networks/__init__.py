@@ -24,7 +24,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {"unet": build_unet, "dynunet": 
 def build_network(spec: NetworkSpec, dimensions: int, channels: int, classes: int) -> nn.Module:
     """The network of `spec` in `dimensions` (2 or 3).
 
-    `channels` are inputs, `classes` outputs, the background among them. Weights are drawn from torch's global CPU generator: seed it first where they must be repeatable. Raises
-    RecipeError where the network cannot be built from the spec.
+    `channels` are inputs, `classes` outputs, the background among them. Weights are drawn from torch's global CPU
+    generator: seed it first where they must be repeatable. Raises RecipeError where no network can be built of `spec`.
     """
     return NETWORKS[spec.kind](spec, dimensions, channels, classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -28,9 +29,16 @@ def hd95_mm(prediction: Tensor, label: Tensor, spacing_mm: Sequence[float]) -> t
     predicted, expected = prediction[box].cpu(), label[box].cpu()
     if not predicted.any() or not expected.any():
         return volume_diagonal_mm(prediction.shape, spacing_mm), True
-    distance = compute_hausdorff_distance(
-        predicted[None, None], expected[None, None], include_background=True, percentile=95, spacing=tuple(spacing_mm)
-    )
+    with warnings.catch_warnings():
+        # MONAI 1.6 calls a part of its own that it has deprecated.
+        warnings.simplefilter("ignore", FutureWarning)
+        distance = compute_hausdorff_distance(
+            predicted[None, None],
+            expected[None, None],
+            include_background=True,
+            percentile=95,
+            spacing=tuple(float(spacing) for spacing in spacing_mm),
+        )
     return float(distance.item()), False
 
 
