@@ -61,6 +61,7 @@ class TrainState:
     def restore(self, saved: dict[str, Any], origin: str) -> None:
         """Takes up a captured state; raises RecipeError where the network's layers or shapes are others."""
         load_weights(self.step.network, saved, origin)
+        self._check_optimizer(saved["optimizer"], origin)
         try:
             self.step.optimizer.load_state_dict(saved["optimizer"])
         except (ValueError, KeyError) as error:
@@ -76,6 +77,16 @@ class TrainState:
         device = self.step.last_loss.device
         if device.type == "cuda" and saved["random"]["cuda"] is not None:
             torch.cuda.set_rng_state(saved["random"]["cuda"], device)
+
+    def _check_optimizer(self, saved: dict[str, Any], origin: str) -> None:
+        """torch takes up any state whose groups have as many weights, and fails in the first step."""
+        theirs = {key for group in saved["param_groups"] for key in group if key != "params"}
+        own = set(self.step.optimizer.defaults)
+        if theirs != own:
+            raise RecipeError(
+                f"{origin} holds the state of another optimizer (one with {', '.join(sorted(theirs - own)[:3]) or 'less'}) than "
+                "optimizer.kind asks for; set optimizer.kind back, or begin anew with `fasttrain train`"
+            )
 
 
 def load_weights(network: torch.nn.Module, saved: dict[str, Any], origin: str) -> None:

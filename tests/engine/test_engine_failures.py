@@ -119,28 +119,18 @@ def test_a_crash_between_a_row_and_its_checkpoint_writes_no_row_twice(
     tiny, phantoms, whole_run, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    ended = When(lambda event: isinstance(event, EpochEnded) and event.epoch == 3, crash)
-
-    class After:
-        """Behind the table, so that the row is written before the crash."""
-
-        def __init__(self) -> None:
-            self.count = 0
-
-        def on_event(self, event: Event) -> None:
-            if isinstance(event, CheckpointSaved) and event.epoch == 3:
-                raise RuntimeError("the power went")
-
-        def close(self) -> None: ...
-
+    before_the_row = When(lambda event: isinstance(event, EpochEnded) and event.epoch == 3, crash)
+    after_the_row = When(lambda event: isinstance(event, CheckpointSaved) and event.epoch == 3, crash)
     with pytest.raises(RuntimeError, match="the power went"):
-        train(tiny(output__checkpoint_every="7 steps"), data=phantoms, run=run, device="cpu", observers=[ended])
+        train(
+            tiny(output__checkpoint_every="7 steps"), data=phantoms, run=run, device="cpu", observers=[before_the_row]
+        )
     resume(run)
     assert rows(run) == rows(whole_run.run)
     assert losses(run) == losses(whole_run.run)
     other = tmp_path / "other"
     with pytest.raises(RuntimeError, match="the power went"):
-        train(tiny(output__keep_every=3), data=phantoms, run=other, device="cpu", observers=[After()])
+        train(tiny(output__keep_every=3), data=phantoms, run=other, device="cpu", observers=[after_the_row])
     assert [row["epoch"] for row in rows(other)] == [1, 2, 3]
     resume(other)
     assert rows(other) == rows(whole_run.run)
@@ -299,9 +289,20 @@ def test_a_run_killed_outright_goes_on_as_if_unbroken(phantoms: Path, whole_run:
     assert rows(run) == rows(whole_run.run)
 
 
-def test_a_resume_with_another_optimizer_or_no_run_is_one_sentence(tiny, phantoms: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    stop = StopRequest()
+@pytest.mark.parametrize(("kind", "other"), [("adamw", "sgd"), ("sgd", "adamw")])
+def test_a_resume_with_another_optimizer_is_refused(
+    kind: str, other: str, tiny, phantoms: Path, tmp_path: Path
+) -> None:
+    run, stop = tmp_path / "run", StopRequest()
+    watcher = When(at_step(2), lambda: stop.ask("a test", 143))
+    train(tiny(optimizer={"kind": kind}), data=phantoms, run=run, device="cpu", observers=[watcher], stop=stop)
+    (run / "recipe.yaml").write_text(tiny(optimizer={"kind": other}).as_yaml())
+    with pytest.raises(RecipeError, match=r"last.pt holds the state of another optimizer.*optimizer.kind"):
+        resume(run)
+
+
+def test_what_cannot_be_resumed_is_one_sentence(tiny, phantoms: Path, tmp_path: Path) -> None:
+    run, stop = tmp_path / "run", StopRequest()
     watcher = When(at_step(2), lambda: stop.ask("a test", 143))
     train(tiny(), data=phantoms, run=run, device="cpu", observers=[watcher], stop=stop)
     with pytest.raises(RecipeError, match="holds no run"):
