@@ -10,6 +10,9 @@ import torch
 from fasttrain.engine.step import Step
 from fasttrain.errors import RecipeError, StorageError
 
+_MARKS = ("betas", "momentum")
+"""What tells torch's Adam family from SGD among a group's settings; others come and go with torch's versions."""
+
 
 @dataclass
 class Progress:
@@ -80,12 +83,12 @@ class TrainState:
 
     def _check_optimizer(self, saved: dict[str, Any], origin: str) -> None:
         """torch takes up any state whose groups have as many weights, and fails in the first step."""
-        theirs = {key for group in saved["param_groups"] for key in group if key != "params"}
-        own = set(self.step.optimizer.defaults)
+        theirs = {key for group in saved["param_groups"] for key in group if key in _MARKS}
+        own = {key for key in self.step.optimizer.defaults if key in _MARKS}
         if theirs != own:
             raise RecipeError(
-                f"{origin} holds the state of another optimizer (one with {', '.join(sorted(theirs - own)[:3]) or 'less'}) than "
-                "optimizer.kind asks for; set optimizer.kind back, or begin anew with `fasttrain train`"
+                f"{origin} holds the state of another optimizer (one with {', '.join(sorted(theirs))}) than "
+                "optimizer.kind names; set optimizer.kind back, or begin anew with `fasttrain train`"
             )
 
 

@@ -12,8 +12,13 @@ from fasttrain.data.caches import open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
 from fasttrain.delivery import open_run
+from fasttrain.engine.optim import build_optimizer
 from fasttrain.engine.run import resume
+from fasttrain.engine.step import Precision, Step
 from fasttrain.engine.stop import StopRequest
+from fasttrain.losses import build_loss
+from fasttrain.recipe.training_spec import AdamWSpec, CrossEntropyLossSpec, SGDSpec
+from fasttrain.samples import Batch
 from fasttrain.telemetry.events import Event, StepLogged
 from fasttrain.telemetry.metrics_csv import read_metrics
 
@@ -61,8 +66,8 @@ def test_a_resume_on_a_gpu_goes_on_as_an_unbroken_run(tiny, phantoms: Path, tmp_
 
 
 def test_batches_are_those_of_the_cpu(tiny, phantoms: Path) -> None:
-    """Draws and order are identical; what a device computes differs in the last digits, its noise fields altogether."""
-    recipe = tiny(training__batch_size=4).recipe
+    """Draws and order are identical; what a device computes differs in the last digits (noise fields altogether: none here)."""
+    recipe = tiny(training__batch_size=4, augment__noise=None).recipe
     found = find_cases(recipe.data, phantoms).cases
     made = []
     for device, workers in (("cpu", 0), ("cuda", 0), ("cuda", 2)):
@@ -87,3 +92,70 @@ def test_a_gpu_predicts_what_a_cpu_predicts(tiny, phantoms: Path, tmp_path: Path
     sample = preprocess.as_sample(preprocess(found[0]))
     maps = [open_run(result.run, device).predictor.class_map(sample, True).cpu() for device in ("cpu", "cuda")]
     assert (maps[0] == maps[1]).float().mean() > 0.999
+
+
+def test_cuts_before_augmentation_are_the_cpus_bit_for_bit(tiny, phantoms: Path) -> None:
+    """From any position on, with pinned memory and workers or without: what a resume goes on with."""
+    recipe = tiny(training__batch_size=4, augment={}).recipe
+    found = find_cases(recipe.data, phantoms).cases
+    for position in (0, 8):
+        made = []
+        for device, workers, pinned in (("cpu", 0, False), ("cuda", 0, False), ("cuda", 2, True)):
+            cases = open_case_source("memory", found, Preprocess(recipe), 2)
+            source = LoaderSource(recipe, cases, Order(len(cases), 1, 0), torch.device(device), workers, pinned)
+            stream = source.batches(position)
+            made.append([next(stream) for _ in range(3)])
+            source.close()
+        for cpu, alone, helped in zip(*made, strict=True):
+            assert cpu.positions == alone.positions == helped.positions
+            assert cpu.names == alone.names == helped.names
+            for other in (alone, helped):
+                assert torch.equal(cpu.image, other.image.cpu())
+                assert torch.equal(cpu.label, other.label.cpu())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16], ids=["float32", "fp16", "bf16"])
+@pytest.mark.parametrize("spec", [AdamWSpec(kind="adamw"), SGDSpec(kind="sgd")], ids=["adamw", "sgd"])
+def test_a_step_that_is_not_finite_changes_nothing_on_a_gpu(dtype: torch.dtype | None, spec) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv3d(1, 4, 3, padding=1), torch.nn.BatchNorm3d(4), torch.nn.ReLU(), torch.nn.Conv3d(4, 2, 1)
+    ).cuda()
+    loss = build_loss(CrossEntropyLossSpec(kind="cross_entropy"))
+    step = Step(net, loss, build_optimizer(spec, net.parameters()), Precision("cuda", dtype, None), 1)
+
+    def batch(bad: bool) -> Batch:
+        image = torch.randn(2, 1, 8, 8, 8, device="cuda")
+        label = (image > 0).to(torch.uint8)
+        if bad:
+            image[0, 0, 0, 0, 0] = float("inf")
+        return Batch(image, label, (0, 1), ("case", "case"))
+
+    for _ in range(20):  # until fp16's loss scale has settled
+        step(iter([batch(False)]), 1e-3)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items() if "num_batches" not in name}
+    assert not torch.isfinite(step(iter([batch(True)]), 1e-3))
+    assert all(torch.equal(tensor, net.state_dict()[name]) for name, tensor in before.items())
+    assert int(step.bad_streak) == 1
+    step(iter([batch(False)]), 1e-3)
+    step(iter([batch(False)]), 1e-3)
+    assert not torch.equal(before["0.weight"], net.state_dict()["0.weight"])
+    assert int(step.bad_streak) == 0
+
+
+def test_a_resume_goes_on_with_the_cpus_order(tiny, phantoms: Path, tmp_path: Path) -> None:
+    """The first step after a resume sees the batch of an unbroken run: in float32 its loss is that of a CPU's run too."""
+    recipe = tiny(acceleration__tf32="off", network__dropout=0.0, augment={}, training__epochs=2)
+    on_cpu = train(recipe, data=phantoms, run=tmp_path / "cpu", device="cpu")
+    stop = StopRequest()
+
+    class StopAtFour:
+        def on_event(self, event: Event) -> None:
+            if isinstance(event, StepLogged) and event.step == 4:
+                stop.ask("a test", 143)
+
+        def close(self) -> None: ...
+
+    train(recipe, data=phantoms, run=tmp_path / "gpu", device="cuda", stop=stop, observers=[StopAtFour()])
+    resume(tmp_path / "gpu")
+    assert losses(tmp_path / "gpu") == pytest.approx(losses(on_cpu.run), rel=1e-2)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fasttrain.losses import LOSSES, build_loss
+from fasttrain.losses.membership import float32_scope
 from fasttrain.recipe.training_spec import CrossEntropyLossSpec, DiceCELossSpec, DiceLossSpec
 
 SHAPES = {"2d": (3, 9, 7), "3d": (2, 5, 6, 7)}
@@ -163,3 +164,11 @@ def test_losses_trace_into_one_graph(spec: DiceLossSpec) -> None:
     logits, label = make_pair((2, 4, 6, 8), 3)
     heads = (logits, logits[..., ::2, ::2, ::2].contiguous())
     torch.testing.assert_close(traced(heads, label), loss(heads, label))
+
+
+def test_the_scope_of_a_loss_switches_the_callers_autocast_off() -> None:
+    matrix = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (matrix @ matrix).dtype == torch.bfloat16
+        with float32_scope(matrix):
+            assert (matrix @ matrix).dtype == torch.float32
