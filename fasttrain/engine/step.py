@@ -77,22 +77,25 @@ class Step:
             loss = self.loss(logits, batch.label) / self.accumulate
             self.scaler.scale(loss).backward()
             total += loss.detach()
-        self._update(total)
-        self._settle(total, kept)
+        self._settle(total, self._update(total), kept)
         return total
 
-    def _update(self, loss: Tensor) -> None:
+    def _update(self, loss: Tensor) -> Tensor:
+        """Takes the step unless something is not finite, and says whether all was, a bool on the device.
+
+        Under loss scaling only the loss counts: gradients overflow now and then, and the scaler answers by a lower scale.
+        """
         if self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            return
+            return torch.isfinite(loss)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        self.optimizer.found_inf = (~torch.isfinite(norm + loss)).to(torch.float32)  # type: ignore[attr-defined]
+        finite = torch.isfinite(torch.nn.utils.get_total_norm(gradients) + loss)
+        self.optimizer.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
         self.optimizer.step()
+        return finite
 
-    def _settle(self, loss: Tensor, kept: list[Tensor]) -> None:
-        finite = torch.isfinite(loss)
+    def _settle(self, loss: Tensor, finite: Tensor, kept: list[Tensor]) -> None:
         for buffer, before in zip(self._statistics, kept, strict=True):
             torch.where(torch.isfinite(buffer).all() & finite, buffer, before, out=buffer)
         self.last_loss.copy_(loss)

@@ -136,6 +136,20 @@ def test_a_crash_between_a_row_and_its_checkpoint_writes_no_row_twice(
     assert rows(other) == rows(whole_run.run)
 
 
+def test_the_row_of_an_epoch_that_the_checkpoint_has_open_is_written_anew(tiny, phantoms, whole_run, tmp_path) -> None:
+    """Stopped on an epoch's last step; the resume writes its row and crashes before `last` knows that it is closed."""
+    run, stop = tmp_path / "run", StopRequest()
+    watcher = When(at_step(5), lambda: stop.ask("a test", 143))
+    train(tiny(), data=phantoms, run=run, device="cpu", observers=[watcher], stop=stop)
+    first_checkpoint = When(lambda event: isinstance(event, CheckpointSaved), crash)
+    with pytest.raises(RuntimeError, match="the power went"):
+        resume(run, observers=[first_checkpoint])
+    assert [row["step"] for row in rows(run)] == [5]
+    assert read_checkpoint(run / "checkpoints/last.pt")["progress"]["step_in_epoch"] == 5
+    resume(run)
+    assert rows(run) == rows(whole_run.run)
+
+
 def test_a_run_that_diverges_ends_with_7_and_keeps_sound_weights(tiny, phantoms: Path, tmp_path: Path) -> None:
     recipe = tiny(
         optimizer={"kind": "sgd", "learning_rate": 1e30},

@@ -117,6 +117,22 @@ def test_twenty_bad_losses_in_a_row_stop_the_run() -> None:
     assert trainer.state.finite()
 
 
+class Exploding(nn.Module):
+    """A finite loss whose gradient is not: the square root at zero."""
+
+    def forward(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return (logits * 0).sum().sqrt() + 1
+
+
+def test_gradients_that_are_never_finite_stop_the_run_too() -> None:
+    net = network(norm=False)
+    state = TrainState(Step(net, Exploding(), build_optimizer(OPTIMIZERS[0], net.parameters()), PLAIN, 1))
+    trainer = Trainer(state, Forever(batch), lambda _: 1e-2, MOST_BAD_STEPS_IN_A_ROW)
+    assert all(float(report.loss) == 1.0 for report in trainer.steps())
+    with pytest.raises(DivergedError):
+        trainer.settle()
+
+
 def test_nineteen_bad_losses_and_a_good_one_do_not() -> None:
     bad = MOST_BAD_STEPS_IN_A_ROW - 1
     trainer = trainer_over(
