@@ -9,13 +9,17 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from fasttrain.errors import RecipeError, StorageError
 
 FORMAT_VERSION = 1
+
+ENVIRONMENT_KEYS = {"format": int, "hardware.device_name": str, "arguments.data": str, "arguments.device": str}
+PLAN_KEYS = {"amp": str, "channels_last": bool, "cases.training": list, "cases.validation": list}
+"""What resume and `open_run` rely on in `environment.json` and `plan.json`."""
 _EPOCH_FILE = re.compile(r"^epoch_(\d+)\.pt$")
 
 
@@ -48,6 +52,24 @@ def write_json(path: Path, value: Any) -> None:
     """Writes a JSON document whole; non-finite numbers are refused by the caller's own record, not written as NaN."""
     with write_whole(path) as stream:
         stream.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+
+def read_record(path: Path, needed: Mapping[str, type]) -> dict[str, Any]:
+    """A JSON document of a run with the keys (dotted where they lie deeper) and types that `needed` names.
+
+    Raises StorageError that names the file and what it lacks.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    for key, kind in needed.items():
+        value: Any = record
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            raise StorageError(f"{path} is damaged: it has no proper {key!r}; begin anew with `fasttrain train`")
+    return dict(record)
 
 
 def _free(folder: Path) -> str:

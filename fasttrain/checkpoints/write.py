@@ -26,5 +26,5 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> int:
             torch.save(whole, stream)
         except RuntimeError as error:
             # torch's zip writer turns a full disk into a RuntimeError of its own
-            raise OSError(None, f"{' '.join(str(error).split())[:160]}") from error
+            raise OSError(None, "the disk took only a part of it") from error
     return path.stat().st_size

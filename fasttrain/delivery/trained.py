@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fasttrain.checkpoints import newest_good
 from fasttrain.engine.build import build_predictor
 from fasttrain.engine.inference import Predictor
 from fasttrain.engine.plan import choose_precision
 from fasttrain.engine.state import load_weights
-from fasttrain.errors import RecipeError, StorageError
+from fasttrain.errors import RecipeError
 from fasttrain.machine.hardware import Hardware, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe, resolve
-from fasttrain.run_folder import RunFolder
+from fasttrain.run_folder import ENVIRONMENT_KEYS, PLAN_KEYS, RunFolder, read_record
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def open_run(run: Path, device: str) -> TrainedRun:
         raise RecipeError(f"{run} holds no run (it has no recipe.yaml)")
     recipe = resolve(str(folder.recipe)).recipe
     hardware = survey(device)
-    plan, environment = _read(folder.plan), _read(folder.environment)
+    plan, environment = read_record(folder.plan, PLAN_KEYS), read_record(folder.environment, ENVIRONMENT_KEYS)
     same_device = environment["hardware"]["device_name"] == hardware.device_name
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
     usable, warnings = _usable_here(recipe, hardware)
@@ -77,11 +75,3 @@ def _usable_here(recipe: Recipe, hardware: Hardware) -> tuple[Recipe, tuple[str,
     acceleration = recipe.acceleration.model_copy(update={"amp": "off"})
     sentence = f"the run was trained in {amp}, which {hardware.device_name} has not; it computes in float32 here"
     return recipe.model_copy(update={"acceleration": acceleration}), (sentence,)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{path} cannot be read: {error}") from error
-    return record

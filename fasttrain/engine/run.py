@@ -25,15 +25,22 @@ from fasttrain.errors import EXIT_BUG, DataError, FasttrainError, RecipeError, S
 from fasttrain.machine.hardware import Hardware, environment_record, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
-from fasttrain.run_folder import RunFolder, new_run_path, write_json, write_whole
+from fasttrain.run_folder import (
+    ENVIRONMENT_KEYS,
+    FORMAT_VERSION,
+    PLAN_KEYS,
+    RunFolder,
+    new_run_path,
+    read_record,
+    write_json,
+    write_whole,
+)
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.event_log import EventLog
 from fasttrain.telemetry.events import Event, Message, Observer, Progress, RunEnded, RunStarted
 from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after
 from fasttrain.telemetry.plots import write_plots
 from fasttrain.telemetry.summary import write_summary
-
-RUN_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -156,13 +163,12 @@ def resume(
         folder.claim()
         folder.tidy()
         recipe = resolve(str(folder.recipe)).recipe
-        start = _read_start(folder)
+        start, plan = _read_start(folder)
         chosen = device or start["arguments"]["device"]
         root = Path(data) if data is not None else Path(start["arguments"]["data"])
         saved: ReadCheckpoint | None = None
         if folder.has_checkpoints():
             saved = newest_good(folder.last, [folder.best, *folder.epoch_files()])
-        plan = json.loads(folder.plan.read_text())
         prepared = prepare(recipe, root, chosen, session.emit, plan, start["hardware"]["device_name"])
         _check_same_cases(plan["cases"], prepared.split, prepared.root)
         _drop_newer_rows(folder, saved)
@@ -328,7 +334,7 @@ def _case_scores(fit: Fit | None) -> dict[str, list[float | None]]:
 
 def _record_start(folder: RunFolder, prepared: Prepared, device: str) -> None:
     record = environment_record(prepared.hardware)
-    record["format"] = RUN_FORMAT
+    record["format"] = FORMAT_VERSION
     record["arguments"] = {"data": str(prepared.root.absolute()), "device": device}
     write_json(folder.environment, record)
     names = {
@@ -339,15 +345,12 @@ def _record_start(folder: RunFolder, prepared: Prepared, device: str) -> None:
     write_json(folder.plan, {**prepared.plan.record(), "cases": names, "channel_suffixes": suffixes})
 
 
-def _read_start(folder: RunFolder) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(folder.environment.read_text())
-        json.loads(folder.plan.read_text())
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{folder.path} cannot be resumed: {error}; begin anew with `fasttrain train`") from error
-    if record.get("format") != RUN_FORMAT:
-        raise StorageError(f"{folder.path} has run format {record.get('format')}; this fasttrain reads {RUN_FORMAT}")
-    return record
+def _read_start(folder: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`environment.json` and `plan.json` as they were written when the run began."""
+    record = read_record(folder.environment, ENVIRONMENT_KEYS)
+    if record["format"] != FORMAT_VERSION:
+        raise StorageError(f"{folder.path} has run format {record['format']}; this fasttrain reads {FORMAT_VERSION}")
+    return record, read_record(folder.plan, PLAN_KEYS)
 
 
 def _check_same_cases(recorded: Mapping[str, list[str]], split: Split, root: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fasttrain import train
+from fasttrain.delivery import open_run
 from fasttrain.engine.run import RunResult, prepare, resume
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, MachineError, RecipeError, StorageError
@@ -237,3 +238,16 @@ def test_a_dry_run_decides_and_writes_nothing(tiny, phantoms: Path) -> None:
     assert "NCDHW" in measured["channels_last"]
     sizes = prepared.plan.sizes
     assert (sizes.training_cases, sizes.validation_cases, sizes.total_steps) == (4, 2, 20)
+
+
+@pytest.mark.parametrize("name", ["environment.json", "plan.json"])
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"hardware": 3, "cases": []}'])
+def test_a_damaged_record_is_one_sentence(name: str, content: str, whole_run: RunResult, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole_run.run, run)
+    (run / name).write_text(content)
+    with pytest.raises(StorageError, match=name):
+        open_run(run, "cpu")
+    (run / "summary.json").unlink()
+    with pytest.raises(StorageError, match=name):
+        resume(run)
