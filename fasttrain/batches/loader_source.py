@@ -21,6 +21,7 @@ from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch, CaseSource
 
 _PR_SET_PDEATHSIG = 1
+_TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class LoaderSource:
@@ -63,7 +64,12 @@ class LoaderSource:
             # loader, would shift every dropout after it.
             generator=torch.Generator(),
         )
-        self._loader = iter(loader)
+        # Blocked while workers are forked, so that a signal to the group can't end one that has not yet learnt to ignore it
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINERS_SIGNALS)
+        try:
+            self._loader = iter(loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
         while True:
             message = self._next()
             if isinstance(message, FasttrainError):
@@ -138,8 +144,9 @@ class _BatchesByPosition(Dataset[Any]):
 
 def _begin_worker(_: int) -> None:
     # A signal to the process group is the trainer's to answer: it saves, then ends its workers.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in _TRAINERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TRAINERS_SIGNALS)
     _end_with_parent()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)

@@ -322,7 +322,7 @@ def test_what_cannot_be_resumed_is_one_sentence(tiny, phantoms: Path, tmp_path: 
     with pytest.raises(RecipeError, match="holds no run"):
         resume(tmp_path / "nothing")
     (run / "environment.json").write_text("{")
-    with pytest.raises(StorageError, match="cannot be resumed"):
+    with pytest.raises(StorageError, match="environment.json cannot be read"):
         resume(run)
 
 
