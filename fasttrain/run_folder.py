@@ -61,7 +61,7 @@ def read_record(path: Path, needed: Mapping[str, type]) -> dict[str, Any]:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     for key, kind in needed.items():
         value: Any = record
@@ -118,7 +118,7 @@ class RunFolder:
         """True where the summary says that the run went to its end (or to a limit that the user set)."""
         try:
             return bool(json.loads(self.summary.read_text())["status"] == "done")
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def has_checkpoints(self) -> bool:

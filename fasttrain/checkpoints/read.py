@@ -39,7 +39,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(state, dict) or KEY not in state:
         raise StorageError(f"{path} is no checkpoint of fasttrain")
-    if state.get("format") != FORMAT_VERSION:
+    # A foreign file may hold anything there, and a comparison with a tensor is one
+    if type(state.get("format")) is not int or state["format"] != FORMAT_VERSION:
         raise StorageError(
             f"checkpoint {path} has format {state.get('format')}; this fasttrain reads format {FORMAT_VERSION}"
         )

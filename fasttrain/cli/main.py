@@ -8,10 +8,11 @@ import io
 import os
 import sys
 import traceback
-from typing import Any
+from typing import IO, Any
 
 import typer
 
+from fasttrain.cli.figures import one_line
 from fasttrain.cli.recipe_commands import recipes_app
 from fasttrain.cli.run_commands import resume_command, train_command
 from fasttrain.cli.trained_commands import evaluate_command, predict_command
@@ -64,7 +65,14 @@ def run(arguments: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    sys.exit(_guarded([text for text in given if text != "--debug"], debug))
+    code = _guarded([text for text in given if text != "--debug"], debug)
+    for stream in (sys.stdout, sys.stderr):
+        # What is left in a stream that cannot be written would make the interpreter exit with 120 instead
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _silence(stream)
+    sys.exit(code)
 
 
 def _guarded(arguments: list[str], debug: bool) -> int:
@@ -74,7 +82,7 @@ def _guarded(arguments: list[str], debug: bool) -> int:
         return result if isinstance(result, int) else 0
     except FasttrainError as error:
         if debug:
-            traceback.print_exc()
+            _print_error(traceback.format_exc())
         for fault in error.faults:
             _tell(fault)
         return error.exit_code
@@ -104,7 +112,7 @@ def _other(error: Exception, debug: bool) -> int:
     if type(error).__name__ == "Abort":
         return EXIT_INTERRUPTED
     if debug:
-        traceback.print_exc()
+        _print_error(traceback.format_exc())
     _tell(f"a bug of fasttrain's own: {type(error).__name__}: {error}; run it again with --debug for the traceback")
     return EXIT_BUG
 
@@ -114,16 +122,27 @@ def _tell_usage(error: Any, message: str) -> None:
     where = context.command_path if context is not None else "fasttrain"
     if message.startswith(("Usage:", where)) or not message:
         # A group without a command: its help is the answer
-        print(context.get_help() if context is not None else message, file=sys.stderr)
+        _print_error(context.get_help() if context is not None else message)
         return
     text = message.rstrip(".").replace(". Did you mean", "; did you mean")
     _tell(f"{text[0].lower()}{text[1:]}{'' if text.endswith('?') else ';'} `{where} --help` shows what there is")
 
 
 def _drop_output() -> None:
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _silence(sys.stdout)
+
+
+def _silence(stream: IO[str]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _tell(sentence: str) -> None:
-    print(f"fasttrain: {sentence}", file=sys.stderr, flush=True)
+    # One line, whatever a file name, a key or a library's message holds
+    _print_error(f"fasttrain: {one_line(sentence)}")
+
+
+def _print_error(text: str) -> None:
+    # Where stderr is full or closed, the exit code is all that can still be told: it must not be lost as well
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

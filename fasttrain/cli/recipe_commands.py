@@ -51,8 +51,7 @@ def copy_command(
     try:
         if target.is_dir():
             target = target / source.name
-        with open(target, "x", encoding="utf-8", newline="") as stream:
-            stream.write(text)
+        _write_new(target, text)
     except FileExistsError as error:
         raise RecipeError(f"{target} exists already; choose another name") from error
     except OSError as error:
@@ -75,6 +74,17 @@ def validate_command(
             faults.extend(error.faults)
     if faults:
         raise RecipeError(faults)
+
+
+def _write_new(target: Path, text: str) -> None:
+    stream = open(target, "x", encoding="utf-8", newline="")  # noqa: SIM115 - only what was made here may be removed
+    try:
+        with stream:
+            stream.write(text)
+    except OSError:
+        # Half a recipe would stand in the way of the next try
+        target.unlink(missing_ok=True)
+        raise
 
 
 def _text_of(path: Path) -> str:

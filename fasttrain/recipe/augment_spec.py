@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fasttrain.recipe.spec import NonNegativeFloat, NonNegativeInt, PositiveFloat, Probability, Spec
+from fasttrain.recipe.spec import Float, NonNegativeFloat, NonNegativeInt, PositiveFloat, Probability, Spec
 
 
 class FlipSpec(Spec):
@@ -20,7 +20,7 @@ class RotateSpec(Spec):
     """Turns about each axis by an angle drawn from ±`degrees`."""
 
     probability: Probability
-    degrees: Annotated[float, Field(ge=0.0, le=180.0)] = 15.0
+    degrees: Annotated[Float, Field(ge=0.0, le=180.0)] = 15.0
 
 
 class ScaleSpec(Spec):

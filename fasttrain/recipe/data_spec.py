@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from fasttrain.recipe.spec import FolderName, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Spec
+from fasttrain.recipe.spec import (
+    Float,
+    FolderName,
+    Int,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Seed,
+    Spec,
+)
 
 
 class DecathlonSource(Spec):
@@ -39,8 +49,8 @@ class PhantomSource(Spec):
     """Made CT-like volumes with two organs; written once, deterministic, needs no download."""
 
     kind: Literal["phantom"]
-    cases: Annotated[int, Field(ge=2, le=1000)] = 24
-    seed: NonNegativeInt = 0
+    cases: Annotated[Int, Field(ge=2, le=1000)] = 24
+    seed: Seed = 0
 
 
 SourceSpec = Annotated[DecathlonSource | NnunetSource | FoldersSource | PhantomSource, Field(discriminator="kind")]
@@ -50,7 +60,7 @@ class KFoldSplit(Spec):
     """Shuffled k-fold over the sorted case names, the folds nnU-Net draws (scikit-learn's KFold, random_state 12345)."""
 
     kind: Literal["kfold"]
-    folds: Annotated[int, Field(ge=2)] = 5
+    folds: Annotated[Int, Field(ge=2)] = 5
     fold: NonNegativeInt = 0
     seed: NonNegativeInt = 12345
     test: tuple[str, ...] = ()
@@ -68,8 +78,8 @@ class RatioSplit(Spec):
     """Shares of the shuffled cases for validation and test; the rest train."""
 
     kind: Literal["ratio"]
-    validation: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    validation: Annotated[Float, Field(gt=0.0, lt=1.0)] = 0.2
+    test: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.0
     seed: NonNegativeInt = 0
 
 
@@ -89,8 +99,8 @@ class WindowIntensity(Spec):
     """Maps `low…high` (HU in CT) to 0…1 and clips what lies outside."""
 
     kind: Literal["window"]
-    low: float
-    high: float
+    low: Float
+    high: Float
 
 
 class ZScoreIntensity(Spec):
@@ -104,8 +114,8 @@ class PercentileIntensity(Spec):
     """Maps the `low…high` percentiles of each image and channel to 0…1 and clips what lies outside."""
 
     kind: Literal["percentile"]
-    low: Annotated[float, Field(ge=0.0, le=100.0)] = 0.5
-    high: Annotated[float, Field(ge=0.0, le=100.0)] = 99.5
+    low: Annotated[Float, Field(ge=0.0, le=100.0)] = 0.5
+    high: Annotated[Float, Field(ge=0.0, le=100.0)] = 99.5
 
 
 class NoIntensity(Spec):
@@ -122,7 +132,7 @@ IntensitySpec = Annotated[
 class ForegroundCrop(Spec):
     """Cuts each volume to the box of voxels above `above` (after the intensity step), plus `margin` voxels."""
 
-    above: float = 0.0
+    above: Float = 0.0
     margin: NonNegativeInt = 0
 
 
@@ -146,7 +156,7 @@ class DataSpec(Spec):
     name: FolderName | None = None
     source: SourceSpec
     channels: Annotated[tuple[str, ...], Field(min_length=1)]
-    classes: Annotated[dict[int, str], Field(min_length=1)]
+    classes: Annotated[dict[Int, str], Field(min_length=1)]
     split: SplitSpec
     orientation: Annotated[str, AfterValidator(_check_orientation)] | None = "RAS"
     spacing: tuple[PositiveFloat, ...] | None = None
@@ -186,4 +196,4 @@ class PatchSpec(Spec):
     size: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=3)]
     foreground: Probability = 0.5
     foreground_by: Literal["voxel", "class"] = "voxel"
-    background_above: float | None = None
+    background_above: Float | None = None

@@ -73,9 +73,17 @@ def _sentence(item: Any, path: Path, raw: Any, root: type[BaseModel]) -> str:
         return f"found {found!r}, expected one of {', '.join(names)}{_only_near(str(found), names)}"
     if kind == "value_error":
         return str(context["error"])
+    if kind == "model_type":
+        return f"should hold keys and values, found {_shown(found)}"
     text = item["msg"].replace("Input should be", "should be").replace("a valid tuple", "a list")
-    shown = repr(found) if not isinstance(found, Mapping | list) or len(repr(found)) < 60 else type(found).__name__
-    return f"{text[0].lower()}{text[1:]}, found {shown}"
+    return f"{text[0].lower()}{text[1:]}, found {_shown(found)}"
+
+
+def _shown(value: Any) -> str:
+    """The value as YAML spells it, where Python's spelling would be none of the user's."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return repr(value) if not isinstance(value, Mapping | list) or len(repr(value)) < 60 else type(value).__name__
 
 
 def _only_near(name: str, names: list[str]) -> str:

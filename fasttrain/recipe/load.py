@@ -173,7 +173,8 @@ def _parsed(assignments: Iterable[str] | Mapping[str, Any]) -> list[tuple[Keys, 
 
 def _keys(text: str) -> Keys:
     parts = text.replace("[", ".").replace("]", "").split(".")
-    return tuple(int(part) if part.isascii() and part.isdigit() else part for part in parts)
+    # No list is longer than nine digits say, and Python refuses to read a number of thousands
+    return tuple(int(part) if part.isascii() and part.isdigit() and len(part) < 10 else part for part in parts)
 
 
 def _assign(raw: dict[str, Any], origins: dict[Keys, str], keys: Keys, value: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fasttrain.recipe.spec import NonNegativeInt, PositiveInt, Spec
+from fasttrain.recipe.spec import Float, NonNegativeInt, PositiveInt, Spec
 
 PerAxis = PositiveInt | tuple[PositiveInt, ...]
 """One number for all axes, or one an axis."""
@@ -34,7 +34,7 @@ class UNetSpec(Spec):
     residual_units: NonNegativeInt = 2
     norm: Literal["batch", "instance"] = "instance"
     activation: Literal["relu", "prelu", "leaky_relu"] = "prelu"
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    dropout: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.0
 
     def downsampling(self, dimensions: int) -> tuple[int, ...]:
         """The factor by which each axis shrinks on the way to the lowest level."""
@@ -55,7 +55,7 @@ class DynUNetSpec(Spec):
     norm: Literal["batch", "instance"] = "instance"
     residual: bool = False
     deep_supervision: NonNegativeInt = 0
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    dropout: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.0
 
     def downsampling(self, dimensions: int) -> tuple[int, ...]:
         """The factor by which each axis shrinks on the way to the lowest stage."""

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from fasttrain.recipe.spec import NonNegativeInt, PositiveInt, Spec
+from fasttrain.recipe.spec import Float, NonNegativeInt, PositiveInt, Spec
 
 
 class WindowSpec(Spec):
     """Sliding-window inference: patch-sized windows that overlap, blended into one volume."""
 
-    overlap: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.25
+    overlap: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.25
     blend: Literal["gaussian", "constant"] = "gaussian"
     batch_size: PositiveInt = 4
 

@@ -28,10 +28,21 @@ def _as_folder_name(value: str) -> str:
     return value
 
 
+def _no_switch(value: object) -> object:
+    """Python counts `true` as 1, so `batch_size: true` or `deep_supervision: on` would be taken for a number in silence."""
+    if isinstance(value, bool):
+        raise ValueError(f"should be a number, found {str(value).lower()}")
+    return value
+
+
 FolderName = Annotated[str, AfterValidator(_as_folder_name)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_switch)]
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+Int = Annotated[int, BeforeValidator(_no_switch)]
+Float = Annotated[float, BeforeValidator(_no_switch)]
+Probability = Annotated[Float, Field(ge=0.0, le=1.0)]
+PositiveInt = Annotated[Int, Field(ge=1)]
+NonNegativeInt = Annotated[Int, Field(ge=0)]
+PositiveFloat = Annotated[Float, Field(gt=0.0)]
+NonNegativeFloat = Annotated[Float, Field(ge=0.0)]
+Seed = Annotated[Int, Field(ge=0, lt=2**32)]
+"""What NumPy's and torch's generators both take."""

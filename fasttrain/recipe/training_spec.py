@@ -6,15 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fasttrain.recipe.spec import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    Spec,
-    Switch,
-)
+from fasttrain.recipe.spec import Float, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Seed, Spec, Switch
 
 
 class _DiceTerms(Spec):
@@ -52,7 +44,7 @@ class SGDSpec(Spec):
 
     kind: Literal["sgd"]
     learning_rate: PositiveFloat = 0.01
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.99
+    momentum: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.99
     nesterov: bool = True
     weight_decay: NonNegativeFloat = 3e-5
 
@@ -62,8 +54,8 @@ class AdamWSpec(Spec):
 
     kind: Literal["adamw"]
     learning_rate: PositiveFloat = 1e-3
-    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.999
+    beta1: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.999
     weight_decay: NonNegativeFloat = 1e-2
 
 
@@ -108,7 +100,7 @@ class TrainingSpec(Spec):
     iterations_per_epoch: PositiveInt | None = None
     batch_size: PositiveInt
     accumulate: PositiveInt = 1
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
 
 class AccelerationSpec(Spec):

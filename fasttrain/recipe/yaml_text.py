@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -11,6 +12,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from fasttrain.errors import RecipeError
 
 _MOST_VALUES = 100_000
+# Other text is written in double quotes: ruamel leaves `: -` bare in a list and folds U+0085 into a space
+_PLAIN = re.compile(r"(?:\w[\w ./()+%-]*)?")
 
 
 def _reader() -> YAML:
@@ -73,6 +76,7 @@ def _children(node: Any) -> dict[str, tuple[int, Any]]:
 def write(values: dict[str, Any], origins: dict[tuple[str | int, ...], str], heading: str) -> str:
     """Block-style YAML of `values` with each leaf's origin as a comment at the end of its line."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
     def convert(value: Any, path: tuple[str | int, ...]) -> Any:
         if isinstance(value, dict) and value:
@@ -87,6 +91,8 @@ def write(values: dict[str, Any], origins: dict[tuple[str | int, ...], str], hea
             sequence = CommentedSeq(convert(item, (*path, index)) for index, item in enumerate(value))
             sequence.fa.set_flow_style()
             return sequence
+        if isinstance(value, str) and not _PLAIN.fullmatch(value):
+            return DoubleQuotedScalarString(value)
         return value
 
     writer = YAML()

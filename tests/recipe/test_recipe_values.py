@@ -1,0 +1,170 @@
+"""What a value may be: a switch is no number, seeds fit every generator, and no text of a `--set` ends in anything else than a
+recipe that reads back or a sentence."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from fasttrain.errors import RecipeError
+from fasttrain.recipe import resolve
+
+
+def faults(*sets: str, name: str = "demo") -> tuple[str, ...]:
+    with pytest.raises(RecipeError) as caught:
+        resolve(name, sets)
+    return caught.value.faults
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["training.batch_size=true", "training.seed=false", "optimizer.learning_rate=true", "network.deep_supervision=true",
+     "network.dropout=false", "patch.size=[true, 48, 48]", "network.strides=[true, 2, 2]", "acceleration.threads=true",
+     "data.intensity.low=false", "data.classes={true: a, 2: b}", "augment.noise.probability=true", "data.spacing=[true, 1, 1]"],
+)  # fmt: skip
+def test_a_switch_is_no_number(text: str) -> None:
+    (fault,) = faults(text)
+    assert fault.startswith(f"--set {text.partition('=')[0]}")
+    assert f"should be a number, found {'false' if 'false' in text else 'true'}" in fault
+
+
+def test_a_switch_stays_a_switch() -> None:
+    recipe = resolve("demo", ["validation.hd95=true", "output.plots=false", "acceleration.tf32=true"]).recipe
+    assert (recipe.validation.hd95, recipe.output.plots, recipe.acceleration.tf32) == (True, False, "on")
+
+
+@pytest.mark.parametrize("key", ["training.seed", "data.source.seed"])
+def test_a_seed_is_what_every_generator_takes(key: str) -> None:
+    resolve("demo", [f"{key}={2**32 - 1}"])
+    for value in (2**32, 2**70, -1):
+        (fault,) = faults(f"{key}={value}")
+        assert fault.startswith(f"--set {key}: should be ")
+        assert fault.endswith(f"found {value}")
+
+
+@pytest.mark.parametrize(("value", "shown"), [("null", "null"), ("true", "true"), ("[1]", "[1]"), ("x", "'x'")])
+def test_a_section_that_holds_no_keys_is_told_in_yamls_words(value: str, shown: str) -> None:
+    assert faults(f"training={value}") == (f"--set training: should hold keys and values, found {shown}",)
+    assert faults("training.epochs=") == ("--set training.epochs: should be a valid integer, found null",)
+
+
+def test_an_index_of_thousands_of_digits_is_a_sentence() -> None:
+    assert "patch.size is a list of 3 values" in faults(f"patch.size[{'9' * 5000}]=1")[0]
+    assert "not valid YAML" in faults(f"training.epochs={'9' * 5000}")[0]
+
+
+def test_what_depends_on_order_in_sets() -> None:
+    """A whole section replaces what was set in it before; what comes after is set inside it."""
+    section = "augment.scale={probability: 0.5, low: 0.9}"
+    assert resolve("demo", [section, "augment.scale.low=0.8"]).recipe.augment.scale.low == 0.8
+    assert resolve("demo", ["augment.scale.low=0.8", section]).recipe.augment.scale.low == 0.9
+
+
+def test_a_parent_and_sets_leave_the_right_origins_after_a_change_of_kind(tmp_path: Path) -> None:
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: demo\noptimizer: {kind: sgd, momentum: 0.8}\n")
+    resolved = resolve(str(child), ["schedule.kind=poly", "patch.size[0]=40"])
+    origins = {".".join(map(str, keys)): origin for keys, origin in resolved.origins.items()}
+    assert origins["optimizer.kind"] == origins["optimizer.momentum"] == "recipe"
+    assert origins["optimizer.learning_rate"] == origins["schedule.power"] == origins["schedule.warmup"] == "default"
+    assert origins["schedule.kind"] == origins["patch.size"] == "--set"
+    assert origins["data.channels"] == "extends demo"
+    text = resolved.as_yaml()
+    for key, value, said in [("momentum", "0.8", "recipe"), ("power", "0.9", "default"), ("kind", "poly", "--set")]:
+        (line,) = [line for line in text.splitlines() if line.strip().startswith(f"{key}: {value} ")]
+        assert line.endswith(f"# {said}")
+
+
+NUMBERS = st.one_of(st.integers(1, 500).map(str), st.floats(1e-9, 1e9).map(repr))
+SCALARS = [
+    "null",
+    "true",
+    "1",
+    "-1",
+    "0",
+    "1.5",
+    ".nan",
+    "x",
+    "''",
+    "1e400",
+    "2020-01-01",
+    "0x10",
+    "1_000",
+    "=",
+    "~",
+    "<<",
+    "*x",
+]
+COMPOUND = ["[]", "{}", "[1,2]", "{a: 1}", "{kind: x}", "{kind: [1]}", "{kind: {a: 1}}", "[[1]]", "!!set {a}",
+            "!!binary aGk=", "!!omap [a: 1]", "{1: 2}", "{[1]: 2}", "&x 1", "{<<: {a: 1}}", "[null]", "{kind: null}", "!foo 1",
+            '"\\0"']  # fmt: skip
+
+
+def every_path(value: object, path: str = "") -> list[str]:
+    found = [path] if path else []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            found += every_path(item, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            found += every_path(item, f"{path}[{index}]")
+    return found
+
+
+PATHS = every_path(resolve("demo").recipe.model_dump())
+
+
+@settings(max_examples=100, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    sets=st.lists(
+        st.tuples(
+            st.sampled_from([*PATHS, "x", "data.kind", "network.kind.a", "patch.size[0].kind", "augment.flip.kind", "", "."]),
+            st.one_of(st.sampled_from([*SCALARS, *COMPOUND]), NUMBERS, st.text(max_size=6)),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)  # fmt: skip
+def test_any_set_gives_a_recipe_that_reads_back_or_sentences(sets: list[tuple[str, str]], tmp_path_factory) -> None:
+    told: tuple[str, ...] = ()
+    resolved = None
+    try:
+        resolved = resolve("demo", [f"{key}={value}" for key, value in sets])
+    except RecipeError as error:
+        told = error.faults
+    if resolved is None:
+        assert told
+        assert all(fault.startswith(("--set", "/")) for fault in told)
+        return
+    path = tmp_path_factory.mktemp("again") / "recipe.yaml"
+    path.write_text(resolved.as_yaml(), encoding="utf-8")
+    assert resolve(str(path)).recipe == resolved.recipe
+    assert "# --set" in resolved.as_yaml()
+
+
+ODD = ["\ud800", "\x00", "\x85", "a\x85b", "\u2028", "\ufeff", "# no comment", "a # b", ": - ?", "a: b", "- a", "? a", "null",
+       "1.0", "2e-4", " a ", "off", "yes", "", "\n", "a\n b", "x\n", "\r", "\t", "'", '"', "\\", "%", "@", "`", "|", "[", "}, {",
+       "*a", "&a", "!!str", "<<", "=", "2020-01-01", "---", "...", "\U0001f600", "Längs", "a" * 5000 + " b"]  # fmt: skip
+
+
+def read_back(name: str, path: Path) -> None:
+    values = {"data.channels": [name], "data.classes": {1: name, 2: "b"}}
+    resolved = resolve("demo", values)
+    path.write_bytes(resolved.as_yaml().encode())
+    again = resolve(str(path)).recipe
+    assert again == resolved.recipe
+    assert again.data.channels == (name,)
+    assert again.data.classes[1] == name
+
+
+@pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name)[:12])
+def test_odd_names_read_back(name: str, tmp_path: Path) -> None:
+    read_back(name, tmp_path / "recipe.yaml")
+
+
+# Without shrinking: it takes minutes, and what fails is short anyway
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(name=st.text(max_size=8) | st.text("\x85:-?#,[]{}&*!|>'\"%@` \n\ta1", max_size=8))
+def test_names_of_any_characters_read_back(name: str, tmp_path_factory) -> None:
+    read_back(name, tmp_path_factory.getbasetemp() / "any_name.yaml")
