@@ -20,6 +20,8 @@ FORMAT_VERSION = 1
 ENVIRONMENT_KEYS = {"format": int, "hardware.device_name": str, "arguments.data": str, "arguments.device": str}
 PLAN_KEYS = {"amp": str, "channels_last": bool, "cases.training": list, "cases.validation": list}
 """What resume and `open_run` rely on in `environment.json` and `plan.json`."""
+_CLAIMED: set[str] = set()
+"""Folders that runs of this process are in; closing a second handle on one would end the first one's record lock."""
 _EPOCH_FILE = re.compile(r"^epoch_(\d+)\.pt$")
 
 
@@ -61,8 +63,10 @@ def read_record(path: Path, needed: Mapping[str, type]) -> dict[str, Any]:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StorageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path} is damaged: it is no JSON document; begin anew with `fasttrain train`") from error
     for key, kind in needed.items():
         value: Any = record
         for part in key.split("."):
@@ -121,13 +125,27 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
+    def never_trained(self) -> bool:
+        """True where the run failed before its first step, so that there is nothing in it to go on from or to keep."""
+        try:
+            summary = json.loads(self.summary.read_text())
+            nothing = summary["status"] == "failed" and summary["steps"] == 0
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
+        return bool(nothing) and not self.has_checkpoints()
+
     def has_checkpoints(self) -> bool:
         """True where any checkpoint was written, sound or not."""
         return any(path.suffix == ".pt" for path in self._checkpoint_files())
 
     def check_new(self) -> None:
-        """Raises RecipeError or StorageError where a new run cannot go here, before anything slow is done for it."""
+        """Raises RecipeError or StorageError where a new run cannot go here, before anything slow is done for it.
+
+        A run that failed before its first step (faulty data, too little memory) makes room for the next try.
+        """
         try:
+            if self.never_trained():
+                return
             if self.holds_a_run():
                 raise RecipeError(
                     f"{self.path} already holds a run; go on with it by `fasttrain resume {self.path}`, "
@@ -152,20 +170,29 @@ class RunFolder:
                 f"run folder {self.path} cannot be made: {error.strerror}; choose another with --run"
             ) from error
         self.claim()
+        if self.never_trained():
+            for left in (self.recipe, self.environment, self.plan, self.metrics, self.events, self.summary):
+                left.unlink(missing_ok=True)
 
     def claim(self) -> None:
         """Takes the folder for this process; raises StorageError where another process has it or it cannot be written."""
         try:
+            # A record lock binds processes only
+            if self._key() in _CLAIMED:
+                raise OSError(errno.EAGAIN, "claimed by this process")
             # Unbuffered: text that a full disk refused must not come back when the file is closed
             self._lock = open(self.path / "run.lock", "a+b", buffering=0)  # noqa: SIM115 - held until release()
             # A record lock, not flock: loader workers inherit a flock, and would hold the run of a trainer that was killed
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._lock.truncate(0)
             self._lock.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
+            _CLAIMED.add(self._key())
         except OSError as error:
-            taken = self._lock is not None and error.errno in (errno.EACCES, errno.EAGAIN)
+            taken = (self._lock is not None or self._key() in _CLAIMED) and error.errno in (errno.EACCES, errno.EAGAIN)
             holder = self._holder() if taken else ""
-            self.release()
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
             if taken:
                 raise StorageError(
                     f"run folder {self.path} is in use by {holder}; wait for it or choose another --run"
@@ -180,13 +207,17 @@ class RunFolder:
             if self._lock is not None:
                 self._lock.seek(0)
                 return self._lock.read().decode(errors="replace").strip() or "another process"
-        return "another process"
+        return "another process" if self._lock is not None else "this process"
+
+    def _key(self) -> str:
+        return os.path.realpath(self.path)
 
     def release(self) -> None:
         """Gives the folder back."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+            _CLAIMED.discard(self._key())
 
     def tidy(self) -> None:
         """Removes what a killed process left half written."""
@@ -208,8 +239,8 @@ def new_run_path(name: str, base: Path = Path("runs"), now: Callable[[], float] 
 
 
 def newest_unfinished(base: Path = Path("runs")) -> tuple[Path | None, Path | None]:
-    """The newest run under `base` that has not come to its end, and the newest of all; None where there is none."""
+    """The newest run under `base` that can be gone on with, and the newest of all; None where there is none."""
     runs = [RunFolder(path) for path in base.iterdir() if (path / "recipe.yaml").exists()] if base.is_dir() else []
     runs.sort(key=lambda run: run.recipe.stat().st_mtime, reverse=True)
     newest = runs[0].path if runs else None
-    return next((run.path for run in runs if not run.finished()), None), newest
+    return next((run.path for run in runs if not run.finished() and not run.never_trained()), None), newest

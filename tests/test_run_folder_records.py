@@ -24,10 +24,10 @@ def test_a_sound_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "cannot be read"),
-        (b"{", "cannot be read"),
-        (b"\xff", "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
+        (b"", "is no JSON document"),
+        (b"{", "is no JSON document"),
+        (b"\xff", "is no JSON document"),
+        (b"[" * 100_000, "is no JSON document"),
         (b"[]", "has no proper 'format'"),
         (b"null", "has no proper 'format'"),
         (b'{"format": "1"}', "has no proper 'format'"),

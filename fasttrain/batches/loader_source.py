@@ -108,12 +108,15 @@ class LoaderSource:
         self._loader = None
 
 
+_OF_WORKERS = ("DataLoader worker", "Pin memory thread exited unexpectedly")
+
+
 def ended_worker(error: BaseException, workers: int) -> MachineError | None:
     """The error of a worker that was killed, as the user's sentence; None for any other error.
 
     torch's SIGCHLD handler raises it wherever the trainer is just then, more often in a step than while it waits for a batch.
     """
-    if not isinstance(error, RuntimeError) or "DataLoader worker" not in str(error):
+    if not isinstance(error, RuntimeError) or not any(told in str(error) for told in _OF_WORKERS):
         return None
     return MachineError(
         f"a data loader worker ended: {' '.join(str(error).split())}; if memory is short, lower data.workers "

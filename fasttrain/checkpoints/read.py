@@ -46,7 +46,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     try:
         sound = isinstance(state[KEY], str) and checksum(state) == state[KEY]
-    except (TypeError, RuntimeError):
+    except (TypeError, RuntimeError, RecursionError):
         sound = False
     if not sound:
         raise StorageError(f"checkpoint {path} is damaged: its checksum does not match its content")
@@ -75,5 +75,12 @@ def newest_good(last: Path, others: Iterable[Path]) -> ReadCheckpoint:
     found = [(path, state) for path in others if (state := sound(path)) is not None]
     if not found:
         raise StorageError(damaged or [f"there is no checkpoint to go on from: {last} does not exist"])
-    path, state = max(found, key=lambda pair: int(pair[1]["progress"]["step"]))
+    path, state = max(found, key=lambda pair: _steps(pair[1]))
     return ReadCheckpoint(path, state, tuple(damaged))
+
+
+def _steps(state: dict[str, Any]) -> int:
+    """How far a checkpoint got; -1 where it does not say, so that any that does comes first."""
+    progress = state.get("progress")
+    step = progress.get("step") if isinstance(progress, dict) else None
+    return step if isinstance(step, int) else -1

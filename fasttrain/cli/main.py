@@ -18,6 +18,8 @@ from fasttrain.cli.run_commands import resume_command, train_command
 from fasttrain.cli.trained_commands import evaluate_command, predict_command
 from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_STORAGE, FasttrainError
 
+_EXIT_BROKEN_PIPE = 128 + 13
+"""What a shell makes of SIGPIPE, by which other programs end here."""
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 app = typer.Typer(
@@ -31,10 +33,11 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 2 usage or recipe, 3 data, 4 machine, 5 out of memory, 6 disk or checkpoint, 7 diverged, "
     "130 Ctrl-C, 143 told to stop, 1 a bug. Add --debug to any command for a traceback.",
 )
-app.command("train")(train_command)
-app.command("resume")(resume_command)
-app.command("evaluate")(evaluate_command)
-app.command("predict")(predict_command)
+_EPILOG = "Add --debug for a traceback."
+app.command("train", epilog=_EPILOG)(train_command)
+app.command("resume", epilog=_EPILOG)(resume_command)
+app.command("evaluate", epilog=_EPILOG)(evaluate_command)
+app.command("predict", epilog=_EPILOG)(predict_command)
 app.add_typer(recipes_app, name="recipes", help="List, show, copy and validate recipes.")
 
 
@@ -92,7 +95,7 @@ def _guarded(arguments: list[str], debug: bool) -> int:
     except BrokenPipeError:
         # The reader of our output went away (`… | head`): nothing to say, and nobody to say it to
         _drop_output()
-        return EXIT_BUG
+        return _EXIT_BROKEN_PIPE
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else EXIT_BUG
     except Exception as error:

@@ -54,9 +54,9 @@ def train_command(
     if run is not None and not dry_run:
         RunFolder(run).check_new()
     _limit_threads(resolved.recipe, device)
-    from fasttrain.engine import run as engine
-
     with stop_on_signals() as stop:
+        from fasttrain.engine import run as engine
+
         if dry_run:
             prepared = engine.prepare(resolved.recipe, data, device, _warn)
             print_plan(prepared, json)
@@ -75,7 +75,9 @@ def train_command(
 
 def resume_command(
     run: Annotated[Path | None, typer.Argument(help="Run folder; else the newest unfinished one under ./runs.")] = None,
-    data: DataOption = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of the data set; else where the run began with it.")
+    ] = None,
     device: Annotated[str | None, typer.Option("--device", help="Another device than the run began on.")] = None,
     json: JsonOption = False,
 ) -> int:
@@ -95,11 +97,11 @@ def resume_command(
     if not folder.holds_a_run():
         raise RecipeError(f"{run} holds no run (it has no recipe.yaml); `fasttrain train` begins one")
     _limit_threads(resolve(str(folder.recipe)).recipe, device or "auto")
-    from fasttrain.engine import run as engine
-
     if folder.finished():
         print(f"nothing to do: {run} is finished", file=sys.stderr)
     with stop_on_signals() as stop:
+        from fasttrain.engine import run as engine
+
         result = engine.resume(
             run, data=data, device=device, observers=[open_view(sys.stderr)], stop=stop, began=process_start()
         )

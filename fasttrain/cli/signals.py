@@ -21,14 +21,16 @@ _CODES = {
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """A StopRequest that SIGINT, SIGTERM and SIGUSR1 set while the scope lasts."""
+    """A StopRequest that SIGINT, SIGTERM and SIGUSR1 set while the scope lasts; before it is `begun` they end the process."""
     stop = StopRequest()
 
     def answer(number: int, _: FrameType | None) -> None:
         code = _CODES[signal.Signals(number)]
-        if stop.asked:
+        if stop.asked or not stop.begun:
             for child in multiprocessing.active_children():
                 child.kill()
+            if not stop.asked:
+                os.write(2, b"fasttrain: stopped before anything was begun\n")
             os._exit(code)
         stop.ask("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name, code)
 

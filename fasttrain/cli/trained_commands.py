@@ -40,13 +40,14 @@ def evaluate_command(
     json: JsonOption = False,
 ) -> int:
     """Score a trained run on whole volumes, case by case."""
-    from fasttrain.delivery import evaluate, open_run
-    from fasttrain.engine.stop import Stopped
-
     view = open_view(sys.stderr)
     with stop_on_signals() as stop:
+        from fasttrain.delivery import evaluate, open_run
+        from fasttrain.engine.stop import Stopped
+
         try:
             trained = _opened(open_run(run, device), view)
+            stop.begun = True
             scores = evaluate(trained, part.value, data, _told(view, "scoring", stop), stop)
         except Stopped:
             return stop.exit_code
@@ -67,17 +68,19 @@ def predict_command(
         Path, typer.Argument(help="Folder for the label maps; or a .nii.gz for one case.", metavar="OUT")
     ],
     device: DeviceOption = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write predictions that are there already anew.")] = False,
     json: JsonOption = False,
 ) -> int:
     """Write a label map for every volume, on its own grid and with the recipe's label values."""
-    from fasttrain.delivery import open_run, predict
-    from fasttrain.engine.stop import Stopped
-
     view = open_view(sys.stderr)
     with stop_on_signals() as stop:
+        from fasttrain.delivery import open_run, predict
+        from fasttrain.engine.stop import Stopped
+
         try:
             trained = _opened(open_run(run, device), view)
-            done = predict(trained, given, target, _told(view, "predicting", stop), stop)
+            stop.begun = True
+            done = predict(trained, given, target, _told(view, "predicting", stop), stop, overwrite)
         except Stopped:
             return stop.exit_code
         finally:

@@ -11,6 +11,7 @@ from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
 from fasttrain.data.splits import split_cases
 from fasttrain.delivery.trained import TrainedRun
+from fasttrain.engine.failures import explaining
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validation import Scores, Validator
 from fasttrain.errors import RecipeError
@@ -40,6 +41,7 @@ def evaluate(
     )
     validator = Validator(run.predictor, source, cases, recipe, keep_labels=False)
     try:
-        return validator.run(stop, progress)
+        with explaining(recipe):
+            return validator.run(stop, progress)
     finally:
         validator.close()

@@ -19,6 +19,7 @@ from fasttrain.engine.step import Step
 from fasttrain.engine.trainer import Trainer
 from fasttrain.engine.trial import Candidate, precision_of
 from fasttrain.engine.validation import Validator
+from fasttrain.errors import DataError
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware
 from fasttrain.networks import build_network
@@ -67,8 +68,7 @@ def build_predictor(recipe: Recipe, choice: Candidate, hardware: Hardware) -> Pr
 
 def build(recipe: Recipe, plan: Plan, hardware: Hardware, split: Split, progress: CaseProgress) -> Assembly:
     """Reads and checks every case, then puts the parts together. Raises DataError with every faulty case."""
-    training = _open("training", recipe, plan, split.train, hardware, progress)
-    validation = _open("validation", recipe, plan, split.validation, hardware, progress)
+    training, validation = _open_all(recipe, plan, split, hardware, progress)
     predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last), hardware)
     network = predictor.network
     step = Step(
@@ -85,6 +85,24 @@ def build(recipe: Recipe, plan: Plan, hardware: Hardware, split: Split, progress
     trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
     validator = Validator(predictor, validation, split.validation, recipe, keep_labels=plan.cache == "memory")
     return Assembly(state, trainer, validator)
+
+
+def _open_all(
+    recipe: Recipe, plan: Plan, split: Split, hardware: Hardware, progress: CaseProgress
+) -> tuple[CaseSource, CaseSource]:
+    """Both parts are read before anything is raised, so that one error lists the faulty cases of both."""
+    opened: list[CaseSource] = []
+    faults: list[str] = []
+    for part, cases in (("training", split.train), ("validation", split.validation)):
+        try:
+            opened.append(_open(part, recipe, plan, cases, hardware, progress))
+        except DataError as error:
+            faults.extend(error.faults)
+    if faults:
+        for source in opened:
+            source.close()
+        raise DataError(faults)
+    return opened[0], opened[1]
 
 
 def _open(

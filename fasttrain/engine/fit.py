@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 from fasttrain.engine.build import Assembly
 from fasttrain.engine.saving import Saver
-from fasttrain.engine.stop import Stopped, StopRequest
+from fasttrain.engine.session import Session
+from fasttrain.engine.stop import Stopped
 from fasttrain.engine.trainer import StepReport
 from fasttrain.engine.validation import Scores
 from fasttrain.recipe import Recipe
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.clock import TimeLeft
 from fasttrain.telemetry.device_monitor import DeviceMonitor
-from fasttrain.telemetry.events import EpochEnded, Event, Progress, StepLogged, ValidationFigures
+from fasttrain.telemetry.events import EpochEnded, Progress, StepLogged, ValidationFigures
 
 
 class Fit:
@@ -26,18 +26,19 @@ class Fit:
         assembly: Assembly,
         recipe: Recipe,
         folder: RunFolder,
-        emit: Callable[[Event], None],
-        stop: StopRequest,
+        session: Session,
         monitor: DeviceMonitor,
     ) -> None:
         self.assembly = assembly
         self.recipe = recipe
-        self.emit = emit
-        self.stop = stop
+        self.session = session
+        self.emit = session.emit
+        self.stop = session.stop
         self.monitor = monitor
         self.trainer = assembly.trainer
         self.progress = assembly.state.progress
-        self.saver = Saver(folder, recipe.output, assembly.state, emit)
+        self._earlier_seconds = self.progress.total_seconds
+        self.saver = Saver(folder, recipe.output, assembly.state, session.emit, self.total_seconds)
         self.time_left = TimeLeft(recipe.training.epochs, self.trainer.steps_per_epoch, recipe.validation.every)
         self.first_step_at: float | None = None
         self.last_scores: Scores | None = None
@@ -52,6 +53,10 @@ class Fit:
                 self.trainer.settle()
                 self.saver.save_last()
                 return
+
+    def total_seconds(self) -> float:
+        """Of this session and, up to their last checkpoints, of those before it."""
+        return self._earlier_seconds + time.time() - self.session.began
 
     def _train_epoch(self) -> bool:
         """The rest of the open epoch; False where a stop was asked for."""
@@ -96,6 +101,8 @@ class Fit:
         progress, epoch = self.progress, self.progress.epoch + 1
         train_loss = self.trainer.settle()
         last = epoch == self.recipe.training.epochs
+        if last:
+            self.trainer.check_last_epoch()
         figures = None
         if last or epoch % self.recipe.validation.every == 0:
             try:
@@ -115,7 +122,7 @@ class Fit:
             train_loss=train_loss,
             learning_rate=self.trainer.rate(progress.step - 1),
             patches_per_second=patches / seconds if seconds else 0.0,
-            wait_share=min(self.trainer.epoch_wait_seconds / seconds, 1.0) if seconds else 0.0,
+            wait_share=min(progress.epoch_wait_seconds / seconds, 1.0) if seconds else 0.0,
             gpu_utilisation=reading.utilisation,
             gpu_gib=reading.gib,
             validation=figures,

@@ -15,6 +15,7 @@ from fasttrain.machine.threads import thread_count
 from fasttrain.recipe import Recipe
 
 _MEMORY_SHARE = 0.6
+_NOISE = 1.1
 _MOST_AUTO_WORKERS = 8
 
 
@@ -162,13 +163,16 @@ def choose_precision(
     if len(candidates) == 1:
         return candidates[0], (amp_reason, layout_reason)
     seconds = measure(recipe, hardware, candidates)
-    best = min(seconds, key=lambda candidate: seconds[candidate])
+    # The first ones are the likely ones: another must be clearly faster, or noise would change the choice from run to run
+    least = min(seconds.values())
+    best = next(candidate for candidate in candidates if seconds[candidate] <= least * _NOISE)
     return best, (amp_reason or _told(seconds, best), layout_reason or _told(seconds, best))
 
 
 def _told(seconds: Mapping[Candidate, float], best: Candidate) -> str:
     shown = ", ".join(f"{candidate} {value * 1000:.0f} ms" for candidate, value in _by_seconds(seconds))
-    return f"measured, a training step: {shown}"
+    near = "" if _by_seconds(seconds)[0][0] == best else f"; {best} is no more than 10% behind and the usual choice"
+    return f"measured, a training step: {shown}{near}"
 
 
 def _by_seconds(seconds: Mapping[Candidate, float]) -> Sequence[tuple[Candidate, float]]:
@@ -178,16 +182,17 @@ def _by_seconds(seconds: Mapping[Candidate, float]) -> Sequence[tuple[Candidate,
 def _cache(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> tuple[str, str]:
     need, free = sizes.cache_bytes / GIB, hardware.memory_free_gib
     fits = need <= free * _MEMORY_SHARE
+    about = f"about {need:.1f} GiB" if need >= 1 else f"about {need * 1024:.0f} MiB"
     setting = recipe.data.cache.kind
     if setting == "memory" and need > free:
         raise OutOfMemoryError(
-            f"data.cache.kind: memory needs about {need:.1f} GiB and {free:.1f} GiB are free; use none, or a machine with more"
+            f"data.cache.kind: memory needs {about} and {free:.1f} GiB are free; use none, or a machine with more"
         )
     if setting != "auto":
-        return setting, f"set in the recipe; about {need:.2f} GiB"
+        return setting, f"set in the recipe; {about}"
     if fits:
-        return "memory", f"about {need:.2f} GiB of {free:.1f} GiB free"
-    return "none", f"about {need:.1f} GiB would not leave enough of {free:.1f} GiB free"
+        return "memory", f"{about} of {free:.1f} GiB free"
+    return "none", f"{about} would not leave enough of {free:.1f} GiB free"
 
 
 def _workers(recipe: Recipe, hardware: Hardware, cache: str) -> tuple[int, str]:

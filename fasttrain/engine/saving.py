@@ -17,11 +17,19 @@ from fasttrain.telemetry.events import CheckpointSaved, Event, Message
 class Saver:
     """Writes `last`, `best` and the periodic checkpoints of a run."""
 
-    def __init__(self, folder: RunFolder, spec: OutputSpec, state: TrainState, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        spec: OutputSpec,
+        state: TrainState,
+        emit: Callable[[Event], None],
+        total_seconds: Callable[[], float],
+    ) -> None:
         self.folder = folder
         self.spec = spec
         self.state = state
         self.emit = emit
+        self.total_seconds = total_seconds
         self.interval = parse_interval(spec.checkpoint_every)
         self._saved_at = time.monotonic()
 
@@ -61,6 +69,7 @@ class Saver:
             self.emit(Message(f"{path.name} is not renewed: a weight is not finite; the former one stands", "warning"))
             return
         began = time.perf_counter()
+        self.state.progress.total_seconds = self.total_seconds()
         size = write_checkpoint(path, self.state.capture())
         progress = self.state.progress
         seconds = time.perf_counter() - began

@@ -18,7 +18,8 @@ _MARKS = ("betas", "momentum")
 class Progress:
     """How far a run got. `epoch` counts closed epochs: those whose validation is done and whose row is written.
 
-    `step` counts optimiser steps, `position` samples seen. The loss sums belong to the epoch that is open.
+    `step` counts optimiser steps, `position` samples seen. The loss sums and the seconds of the epoch belong to
+    the one that is open; the other seconds are those of the whole run, over every session of it.
     """
 
     step: int = 0
@@ -28,8 +29,10 @@ class Progress:
     loss_sum: float = 0.0
     loss_count: int = 0
     epoch_seconds: float = 0.0
+    epoch_wait_seconds: float = 0.0
     training_seconds: float = 0.0
     validation_seconds: float = 0.0
+    total_seconds: float = 0.0
     best_value: float | None = None
     best_epoch: int | None = None
 

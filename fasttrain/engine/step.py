@@ -83,14 +83,15 @@ class Step:
     def _update(self, loss: Tensor) -> Tensor:
         """Takes the step unless something is not finite, and says whether all was, a bool on the device.
 
-        Under loss scaling only the loss counts: gradients overflow now and then, and the scaler answers by a lower scale.
+        Under loss scaling gradients overflow now and then, and the scaler answers by a lower scale; twenty times in a row,
+        which divides it by a million, is no longer that.
         """
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        finite = torch.isfinite(torch.nn.utils.get_total_norm(gradients) + loss)
         if self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            return torch.isfinite(loss)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        finite = torch.isfinite(torch.nn.utils.get_total_norm(gradients) + loss)
+            return finite
         self.optimizer.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
         self.optimizer.step()
         return finite

@@ -11,6 +11,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.exit_code = EXIT_DONE
+        self.begun = False
+        """False until there is work that must be ended in order: whoever asks before that need not wait for an answer."""
 
     def ask(self, reason: str, exit_code: int) -> None:
         """The first reason stands; a later one changes nothing."""

@@ -15,6 +15,7 @@ from fasttrain.errors import DivergedError
 from fasttrain.samples import Batch, BatchSource
 
 MOST_BAD_STEPS_IN_A_ROW = 20
+_CURES = "lower optimizer.learning_rate, lengthen schedule.warmup, or set acceleration.amp: bf16"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,6 @@ class Trainer:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._loss_count = torch.zeros((), dtype=torch.int64, device=device)
         self._batches: _Timed | None = None
-        self.epoch_wait_seconds = 0.0
 
     @property
     def step(self) -> Step:
@@ -73,7 +73,7 @@ class Trainer:
             progress.position += self._batches.patches
             seconds = time.perf_counter() - began
             progress.epoch_seconds += seconds
-            self.epoch_wait_seconds += self._batches.wait_seconds
+            progress.epoch_wait_seconds += self._batches.wait_seconds
             progress.training_seconds += seconds
             yield StepReport(
                 epoch=progress.epoch + 1,
@@ -97,18 +97,27 @@ class Trainer:
         streak = int(self.step.worst_streak)
         if streak >= MOST_BAD_STEPS_IN_A_ROW:
             raise DivergedError(
-                f"training diverged: {streak} losses in a row were not finite by step {progress.step}; "
-                "lower optimizer.learning_rate, lengthen schedule.warmup, or set acceleration.amp: bf16"
+                f"training diverged: {streak} losses in a row were not finite by step {progress.step}; {_CURES}"
             )
         return progress.loss_sum / progress.loss_count if progress.loss_count else float("nan")
+
+    def check_last_epoch(self) -> None:
+        """Raises DivergedError where the run ends in a streak of bad steps as long as half an epoch: a run too short for the
+        streak that ends one must not pass for a trained one.
+        """
+        streak = int(self.step.bad_streak)
+        if streak > 1 and 2 * streak >= self.steps_per_epoch:
+            raise DivergedError(
+                f"training diverged: the last {streak} of {self.state.progress.step} steps were not finite; {_CURES}"
+            )
 
     def begin_epoch(self) -> None:
         """Closes the open epoch: its sums are empty again and the next steps belong to the next one."""
         progress = self.state.progress
         progress.epoch += 1
         progress.step_in_epoch = 0
-        progress.loss_sum, progress.loss_count, progress.epoch_seconds = 0.0, 0, 0.0
-        self.epoch_wait_seconds = 0.0
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        progress.epoch_seconds, progress.epoch_wait_seconds = 0.0, 0.0
 
     def close(self) -> None:
         """Ends the source and its workers."""

@@ -73,6 +73,11 @@ def _sentence(item: Any, path: Path, raw: Any, root: type[BaseModel]) -> str:
         return f"found {found!r}, expected one of {', '.join(names)}{_only_near(str(found), names)}"
     if kind == "value_error":
         return str(context["error"])
+    if kind in ("too_short", "too_long"):
+        least, most = context.get("min_length"), context.get("max_length")
+        bound = f"at least {least}" if kind == "too_short" else f"at most {most}"
+        many = "value" if (least if kind == "too_short" else most) == 1 else "values"
+        return f"should have {bound} {many}, found {context['actual_length']}"
     if kind == "model_type":
         return f"should hold keys and values, found {_shown(found)}"
     text = item["msg"].replace("Input should be", "should be").replace("a valid tuple", "a list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,7 +100,10 @@ def _save(figure: Figure, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     picture = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(picture, metadata={"Software": None})
+    with warnings.catch_warnings():
+        # A class name in a script that the font lacks shows as boxes; that is no matter for the terminal
+        warnings.simplefilter("ignore", UserWarning)
+        FigureCanvasAgg(figure).print_png(picture, metadata={"Software": None})
     with write_whole(path) as file:
         file.write(picture.getvalue())
     return path

@@ -396,6 +396,7 @@ def test_usage_faults_are_found_before_torch_is_loaded(arguments: list[str], tmp
 def test_the_first_signal_asks_for_a_stop_and_handlers_come_back(number: signal.Signals, code: int) -> None:
     former = signal.getsignal(number)
     with stop_on_signals() as stop:
+        stop.begun = True
         assert not stop.asked
         os.kill(os.getpid(), number)
         assert stop.asked
@@ -409,6 +410,7 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
 import os, signal
 from fasttrain.cli.signals import stop_on_signals
 with stop_on_signals() as stop:
+    stop.begun = True
     os.kill(os.getpid(), signal.SIGTERM)
     print("asked", stop.exit_code, flush=True)
     os.kill(os.getpid(), signal.SIGINT)
@@ -416,3 +418,16 @@ with stop_on_signals() as stop:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("asked 143\n", 130)
+
+
+def test_a_signal_before_anything_was_begun_ends_at_once_with_a_line() -> None:
+    program = """
+import os, signal
+from fasttrain.cli.signals import stop_on_signals
+with stop_on_signals() as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("still here", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("", 143)
+    assert done.stderr == "fasttrain: stopped before anything was begun\n"

@@ -117,7 +117,9 @@ def test_a_file_beside_the_input_is_never_overwritten(tiny, phantoms: Path, tmp_
     elsewhere = predict(run, data, tmp_path / "out", silent, StopRequest())
     assert len(elsewhere.written) == 6
     assert not elsewhere.faults
-    again = predict(run, data, tmp_path / "out", silent, StopRequest())  # renewing predictions is no harm
+    with pytest.raises(RecipeError, match="6 of 6 predictions are there already, such as .*--overwrite"):
+        predict(run, data, tmp_path / "out", silent, StopRequest())
+    again = predict(run, data, tmp_path / "out", silent, StopRequest(), overwrite=True)
     assert again.written == elsewhere.written
 
 

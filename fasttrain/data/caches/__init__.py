@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fasttrain.data.caches.estimate import estimate_bytes
-from fasttrain.data.caches.filling import Progress
+from fasttrain.data.caches.filling import Progress, check_cases
 from fasttrain.data.caches.memory import open_memory
 from fasttrain.data.caches.none import open_none
 from fasttrain.data.preprocess import Preprocess
@@ -16,7 +16,7 @@ CACHES: dict[str, Callable[[Sequence[Case], Preprocess, int, Progress | None], C
     "memory": open_memory,
 }
 
-__all__ = ["CACHES", "Progress", "estimate_bytes", "open_case_source"]
+__all__ = ["CACHES", "Progress", "check_cases", "estimate_bytes", "open_case_source"]
 
 
 def open_case_source(

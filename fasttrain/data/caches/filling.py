@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from monai.transforms import Transform
 
+from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError
 from fasttrain.samples import Case
 
 Progress = Callable[[int, int], None]
 """Takes (cases done, cases in all)."""
+
+_MOST_SECONDS_TO_END = 30.0
 
 
 class Gathering(Transform):
@@ -24,12 +28,36 @@ class Gathering(Transform):
         self.total = total
         self._progress = progress
         self._done = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._under_way = 0
         self._faults: dict[str, tuple[str, ...]] = {}
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     def __call__(self, case: Case) -> Any:
         """What `work` returns, None for a faulty case or once something else than a data fault has come up."""
+        with self._changed:
+            self._under_way += 1
+        try:
+            return self._run(case)
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """A scope for the pass. Where Ctrl-C or the like leaves it, cases not yet begun are passed over and those under way
+        are waited for: a thread that is still in native code when the interpreter ends aborts the process.
+        """
+        try:
+            yield
+        except BaseException as error:
+            with self._changed:
+                self._failure = self._failure or error
+                self._changed.wait_for(lambda: self._under_way == 0, timeout=_MOST_SECONDS_TO_END)
+            raise
+
+    def _run(self, case: Case) -> Any:
         result = None
         if self._failure is None:
             try:
@@ -38,7 +66,7 @@ class Gathering(Transform):
                 self._faults[case.name] = error.faults
             except Exception as error:
                 self._failure = error
-        with self._lock:
+        with self._changed:
             self._done += 1
             if self._progress is not None and self._failure is None:
                 try:
@@ -55,13 +83,10 @@ class Gathering(Transform):
             raise DataError([fault for name in sorted(self._faults) for fault in self._faults[name]])
 
 
-def check_all(work: Callable[[Case], None], cases: Sequence[Case], workers: int, progress: Progress | None) -> None:
-    """Runs `work` on every case with `workers` threads and keeps nothing; raises one DataError with all faults.
-
-    Ctrl-C breaks the pass off: the threads are daemons, and what they have begun ends with the process.
-    """
-    gathering = Gathering(work, len(cases), progress)
-    with ThreadPool(max(workers, 1)) as pool:
+def check_cases(cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None) -> None:
+    """Reads every case with `workers` threads and keeps nothing; raises one DataError with the faults of all."""
+    gathering = Gathering(preprocess.check, len(cases), progress)
+    with gathering.ending_together(), ThreadPool(max(workers, 1)) as pool:
         for _ in pool.imap_unordered(gathering, cases):
             pass
     gathering.raise_faults()

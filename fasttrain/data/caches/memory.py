@@ -34,13 +34,14 @@ class MemoryCache:
 def open_memory(cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None) -> MemoryCache:
     """Preprocesses every case with `workers` threads; raises one DataError with the faults of all."""
     gathering = Gathering(preprocess, len(cases), progress)
-    dataset = CacheDataset(
-        data=list(cases),
-        transform=gathering,
-        num_workers=workers,
-        progress=False,
-        copy_cache=False,
-        as_contiguous=False,
-    )
+    with gathering.ending_together():
+        dataset = CacheDataset(
+            data=list(cases),
+            transform=gathering,
+            num_workers=workers,
+            progress=False,
+            copy_cache=False,
+            as_contiguous=False,
+        )
     gathering.raise_faults()
     return MemoryCache(dataset, preprocess)

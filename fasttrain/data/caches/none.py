@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fasttrain.data.caches.filling import Progress, check_all
+from fasttrain.data.caches.filling import Progress, check_cases
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, Sample
 
@@ -28,5 +28,5 @@ class NoCache:
 
 def open_none(cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None) -> NoCache:
     """Reads every case once to check it; raises one DataError with the faults of all."""
-    check_all(preprocess.check, cases, workers, progress)
+    check_cases(cases, preprocess, workers, progress)
     return NoCache(cases, preprocess)

@@ -1,0 +1,65 @@
+"""Owns how an error of torch or Python that has a known cause becomes a sentence: memory that ran out, a killed worker."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import torch
+
+from fasttrain.batches import ended_worker
+from fasttrain.errors import FasttrainError, OutOfMemoryError
+from fasttrain.recipe import Recipe
+
+# How torch's allocators and libraries tell it; only CUDA's own has a type
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|bad_alloc|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+_AMOUNT = re.compile(r"tried to allocate ([\d.]+ ?\w+)", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def explaining(recipe: Recipe, workers: int = 0) -> Iterator[None]:
+    """A scope whose errors leave as what `explained` makes of them."""
+    try:
+        yield
+    except Exception as error:
+        known = explained(error, recipe, workers)
+        if known is None:
+            raise
+        raise known from error
+
+
+def explained(error: BaseException, recipe: Recipe, workers: int) -> FasttrainError | None:
+    """The user's sentence for an error with a known cause; None for any other, and for what is a sentence already."""
+    if isinstance(error, FasttrainError):
+        return None
+    return ended_worker(error, workers) or _out_of_memory(error, recipe)
+
+
+def _out_of_memory(error: BaseException, recipe: Recipe) -> OutOfMemoryError | None:
+    on_gpu = isinstance(error, torch.OutOfMemoryError)
+    by_text = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    if not (on_gpu or by_text or isinstance(error, MemoryError)):
+        return None
+    on_gpu = on_gpu or "CU" in str(error)
+    amount = _AMOUNT.search(str(error))
+    asked = f" when {_readable(amount[1])} more were asked for" if amount else ""
+    training, window = recipe.training, recipe.validation.window
+    smaller = (
+        f"training.batch_size (now {training.batch_size}), patch.size (now {list(recipe.patch.size)}), the size of the network"
+    )
+    if on_gpu:
+        return OutOfMemoryError(
+            f"the GPU ran out of memory{asked}; lower {smaller} or validation.window.batch_size (now {window.batch_size})"
+        )
+    return OutOfMemoryError(
+        f"this machine ran out of memory{asked}; lower {smaller} or data.workers, or set data.cache.kind: none"
+    )
+
+
+def _readable(amount: str) -> str:
+    """torch's CPU allocator counts in bytes (`32768000000 bytes`), CUDA's in units (`20.00 GiB`)."""
+    number, _, unit = amount.partition(" ")
+    return f"{float(number) / (1 << 30):.1f} GiB" if unit in ("", "bytes") else amount
