@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fasttrain.augment.technique import Draw, happens, per_sample, uniform
+from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample, uniform
 from fasttrain.recipe.augment_spec import GammaSpec
 
 
@@ -18,13 +18,27 @@ class Gamma:
     def draw(self, channels: int, generator: torch.Generator) -> Draw:
         """power: [channel]."""
         active = happens(self.spec.probability, generator)
-        return {"active": active, "power": uniform(self.spec.low, self.spec.high, (channels,), generator)}
+        spread = around_one if self.spec.balanced else uniform
+        return {"active": active, "power": spread(self.spec.low, self.spec.high, (channels,), generator)}
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
-        """Keeps each channel's smallest and largest value; a constant channel stays as it is."""
+        """Keeps each channel's smallest and largest value or, with `retain_stats`, its mean and standard deviation.
+
+        A constant channel stays as it is.
+        """
         axes = tuple(range(2, image.dim()))
         low, high = image.amin(axes, keepdim=True), image.amax(axes, keepdim=True)
         span = (high - low).clamp_min(torch.finfo(image.dtype).tiny)
-        return ((image - low) / span).clamp(0.0, 1.0) ** per_sample(draw["power"].to(image.device), image) * (
-            high - low
-        ) + low
+        power = per_sample(draw["power"].to(image.device), image)
+        # x^p as exp(p log x): torch's pow gives other bits where a thread's share of the voxels ends
+        curved = ((image - low) / span).clamp_(0.0, 1.0).log_().mul_(power).exp_().mul_(high - low).add_(low)
+        return _with_the_stats_of(image, curved) if self.spec.retain_stats else curved
+
+
+def _with_the_stats_of(image: Tensor, curved: Tensor) -> Tensor:
+    mean, curved_mean = channel_mean(image), channel_mean(curved)
+    std = channel_mean((image - mean).square_()).sqrt_()
+    curved = curved.sub_(curved_mean)
+    # nnU-Net's own floor: a constant channel has no spread to restore
+    curved_std = channel_mean(curved.square()).sqrt_().clamp_min_(1e-7)
+    return torch.addcmul(mean, curved, std / curved_std)

@@ -1,7 +1,9 @@
-"""Owns `recipes list | show | copy | validate`."""
+"""Owns `recipes list | show | keys | copy | validate`."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,8 @@ import typer
 from fasttrain.cli.printing import print_json, print_table
 from fasttrain.errors import RecipeError, StorageError
 from fasttrain.recipe import bundled_recipes, find_recipe, resolve
+
+_EXTENDS = re.compile(r"^extends:[ \t]+(?P<name>[^#\n]*[^#\s])", re.MULTILINE)
 
 recipes_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -40,6 +44,25 @@ def show_command(
         print(_text_of(find_recipe(recipe)), end="")
 
 
+@recipes_app.command("keys")
+def keys_command(
+    section: Annotated[str, typer.Argument(help="Only this section, such as data.source.", metavar="SECTION")] = "",
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """List every key that a recipe may have, what it takes and its default."""
+    from fasttrain.recipe.reference import sections
+
+    found = sections(section)
+    if json:
+        print_json({key.path: {"takes": key.takes, "default": key.default} for one in found for key in one.keys})
+        return
+    for number, one in enumerate(found):
+        print("\n" * bool(number) + (one.path or "recipe"))
+        print(f"  {one.about}")
+        if one.keys:
+            print_table([(key.path, key.default, key.takes) for key in one.keys], indent="  ")
+
+
 @recipes_app.command("copy")
 def copy_command(
     recipe: Annotated[str, typer.Argument(metavar="NAME|FILE")],
@@ -47,13 +70,15 @@ def copy_command(
 ) -> None:
     """Copy a recipe, comments and all, to change it."""
     source = find_recipe(recipe)
-    text = _text_of(source)
+    if target.is_dir():
+        target = target / source.name
+    text = _with_parent_found(_text_of(source), source, target)
     try:
-        if target.is_dir():
-            target = target / source.name
         _write_new(target, text)
     except FileExistsError as error:
         raise RecipeError(f"{target} exists already; choose another name") from error
+    except FileNotFoundError as error:
+        raise StorageError(f"{target} cannot be made: its folder {target.parent} does not exist") from error
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror}") from error
     print(target)
@@ -74,6 +99,16 @@ def validate_command(
             faults.extend(error.faults)
     if faults:
         raise RecipeError(faults)
+
+
+def _with_parent_found(text: str, source: Path, target: Path) -> str:
+    """The text with `extends: FILE` as seen from the copy: a file beside the original is not beside that."""
+    match = _EXTENDS.search(text)
+    parent = source.parent / match["name"].strip("'\"") if match else None
+    if match is None or parent is None or not parent.is_file() or target.parent.resolve() == source.parent.resolve():
+        return text
+    seen = os.path.relpath(parent.resolve(), target.parent.resolve())
+    return f"{text[: match.start('name')]}{seen}{text[match.end('name') :]}"
 
 
 def _write_new(target: Path, text: str) -> None:

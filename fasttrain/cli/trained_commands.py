@@ -68,7 +68,9 @@ def predict_command(
         Path, typer.Argument(help="Folder for the label maps; or a .nii.gz for one case.", metavar="OUT")
     ],
     device: DeviceOption = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write predictions that are there already anew.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write predictions that are there already anew.")
+    ] = False,
     json: JsonOption = False,
 ) -> int:
     """Write a label map for every volume, on its own grid and with the recipe's label values."""

@@ -47,9 +47,8 @@ def _out_of_memory(error: BaseException, recipe: Recipe) -> OutOfMemoryError | N
     amount = _AMOUNT.search(str(error))
     asked = f" when {_readable(amount[1])} more were asked for" if amount else ""
     training, window = recipe.training, recipe.validation.window
-    smaller = (
-        f"training.batch_size (now {training.batch_size}), patch.size (now {list(recipe.patch.size)}), the size of the network"
-    )
+    batch, patch = training.batch_size, list(recipe.patch.size)
+    smaller = f"training.batch_size (now {batch}), patch.size (now {patch}), the size of the network"
     if on_gpu:
         return OutOfMemoryError(
             f"the GPU ran out of memory{asked}; lower {smaller} or validation.window.batch_size (now {window.batch_size})"

@@ -144,10 +144,3 @@ def _faults_of_axes(recipe: Recipe) -> Iterator[Fault]:
                 )
         if len(set(axes)) != len(axes):
             yield path, "names an axis twice"
-    for name, spec in (
-        ("scale", recipe.augment.scale),
-        ("scale_intensity", recipe.augment.scale_intensity),
-        ("gamma", recipe.augment.gamma),
-    ):
-        if spec is not None and spec.low > spec.high:
-            yield ("augment", name, "low"), f"{spec.low:g} is above high, {spec.high:g}"

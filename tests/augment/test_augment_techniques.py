@@ -18,6 +18,12 @@ ALL = {
     "shift_intensity": {"probability": 0.6, "offset": 0.4},
     "scale_intensity": {"probability": 0.6, "low": 0.5, "high": 1.5},
     "gamma": {"probability": 0.6, "low": 0.5, "high": 2.0},
+    "elastic": {"probability": 0.6, "magnitude": 0.09},
+    "blur": {"probability": 0.6, "channel_probability": 0.5},
+    "brightness": {"probability": 0.6, "low": 0.5, "high": 1.5},
+    "contrast": {"probability": 0.6, "low": 0.5, "high": 1.5},
+    "low_resolution": {"probability": 0.6, "channel_probability": 0.5},
+    "gamma_inverted": {"probability": 0.6, "retain_stats": True, "balanced": True},
 }
 SPECS = [*({name: value} for name, value in ALL.items()), ALL]
 
@@ -67,7 +73,7 @@ def test_settings_of_one_technique_do_not_change_the_draws_of_the_next() -> None
 def test_shares_and_ranges_are_those_of_the_recipe() -> None:
     augmenter = Augmenter(AugmentSpec.model_validate(ALL))
     draws = stack(drawn(augmenter, 3, 2, range(4000)))
-    for name in ("rotate", "scale", "noise", "shift_intensity", "scale_intensity", "gamma"):
+    for name in ALL.keys() - {"flip"}:
         assert draws[name]["active"].float().mean() == pytest.approx(0.6, abs=0.03)
     assert draws["flip"]["mirrored"].float().mean(0).tolist() == pytest.approx([0.5, 0.5], abs=0.03)
     for name, key, low, high in [
@@ -75,6 +81,10 @@ def test_shares_and_ranges_are_those_of_the_recipe() -> None:
         ("shift_intensity", "offset", -0.4, 0.4),
         ("scale_intensity", "factor", 0.5, 1.5),
         ("gamma", "power", 0.5, 2.0),
+        ("blur", "sigma", 0.5, 1.0),
+        ("brightness", "factor", 0.5, 1.5),
+        ("contrast", "factor", 0.5, 1.5),
+        ("low_resolution", "zoom", 0.5, 1.0),
     ]:
         values = draws[name][key].flatten()
         assert low <= values.min() < low + 0.02 * (high - low)

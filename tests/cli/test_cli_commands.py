@@ -18,7 +18,7 @@ from fasttrain.recipe import bundled_recipes, resolve
 
 COMMANDS = [
     [], ["train"], ["resume"], ["evaluate"], ["predict"],
-    ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "copy"], ["recipes", "validate"],
+    ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
 ]  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def test_recipes_copy_never_overwrites(call, tmp_path: Path) -> None:
     assert call("recipes", "copy", "demo", "folder").out == "folder/demo.yaml\n"
     answer = call("recipes", "copy", "demo", "nowhere/x.yaml")
     assert answer.code == 6
-    assert "nowhere/x.yaml cannot be written" in answer.sentence
+    assert "nowhere/x.yaml cannot be made: its folder nowhere does not exist" in answer.sentence
 
 
 def test_a_file_that_is_no_text_is_a_sentence(call, tmp_path: Path) -> None:
@@ -431,3 +431,28 @@ with stop_on_signals() as stop:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("", 143)
     assert done.stderr == "fasttrain: stopped before anything was begun\n"
+
+
+def test_a_copy_still_finds_the_recipe_that_it_extends(call, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    call("recipes", "copy", "demo", str(tmp_path / "mine/base.yaml"))
+    (tmp_path / "mine/child.yaml").write_text("# A child.\nextends: base.yaml  # beside it\nname: child\n")
+    (tmp_path / "other").mkdir()
+    answer = call("recipes", "copy", tmp_path / "mine/child.yaml", tmp_path / "other")
+    assert answer.code == 0, answer.err
+    copied = tmp_path / "other/child.yaml"
+    assert copied.read_text() == "# A child.\nextends: ../mine/base.yaml  # beside it\nname: child\n"
+    assert call("recipes", "validate", copied).code == 0
+    answer = call("recipes", "copy", "demo", tmp_path / "nowhere/demo.yaml")
+    assert (answer.code, answer.err) == (
+        6,
+        f"fasttrain: {tmp_path}/nowhere/demo.yaml cannot be made: its folder {tmp_path}/nowhere does not exist\n",
+    )
+
+
+def test_the_keys_of_recipes_are_listed(call) -> None:
+    answer = call("recipes", "keys", "data.source")
+    assert answer.code == 0
+    assert "data.source[folders].label_suffix" in answer.out
+    keys = json.loads(call("recipes", "keys", "--json").out)
+    assert keys["training.batch_size"] == {"takes": "whole number ≥ 1", "default": "needed"}

@@ -246,7 +246,11 @@ def test_folders_faults(tmp_path: Path) -> None:
     touch(tmp_path, "images/a.mha", "labels/a.mha")
     assert "found 1 .mha file in images" in faults_of(folders(), tmp_path)[0]
     touch(tmp_path, "images/a.nii.gz", "labels/b.nii.gz")
-    assert len(faults_of(folders(), tmp_path)) == 2
+    faults = faults_of(folders(), tmp_path)
+    assert len(faults) == 3
+    assert "looked for images/CASE.nii.gz with labels/CASE.nii.gz; is that how the files are named?" in faults[0]
+    touch(tmp_path, "labels/a.nii.gz")
+    assert len(faults_of(folders(), tmp_path)) == 1
     assert "share" in faults_of(folders(images=".", labels="."), touch(tmp_path, "x.nii"))[0]
     assert (
         "image_suffixes has 2 entries for 3"

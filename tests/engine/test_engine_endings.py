@@ -71,11 +71,12 @@ def test_what_the_allocators_say_becomes_a_sentence(tiny) -> None:
 
 def test_too_little_memory_for_the_network_is_exit_5(tiny, phantoms: Path, tmp_path: Path) -> None:
     wide = tiny(
-        network={"kind": "unet", "features": [100_000, 100_000], "strides": [2]}, acceleration__channels_last="auto"
+        network={"kind": "unet", "features": [10_000_000, 10_000_000], "strides": [2]},
+        acceleration__channels_last="auto",
     )
     with pytest.raises(OutOfMemoryError, match="ran out of memory when .* GiB more were asked for"):
         train(wide, data=phantoms, run=tmp_path / "run", device="cpu")
-    wide = tiny(network={"kind": "unet", "features": [100_000, 100_000], "strides": [2]})
+    wide = tiny(network={"kind": "unet", "features": [10_000_000, 10_000_000], "strides": [2]})
     with pytest.raises(OutOfMemoryError):
         train(wide, data=phantoms, run=tmp_path / "run", device="cpu")
     assert summary(tmp_path / "run")["exit_code"] == 5

@@ -149,7 +149,7 @@ ODD = ["\ud800", "\x00", "\x85", "a\x85b", "\u2028", "\ufeff", "# no comment", "
 
 
 def read_back(name: str, path: Path) -> None:
-    values = {"data.channels": [name], "data.classes": {1: name, 2: "b"}}
+    values = {"data.channels": [name], "data.classes": {1: name, 2: f"other than {name}"}}
     resolved = resolve("demo", values)
     path.write_bytes(resolved.as_yaml().encode())
     again = resolve(str(path)).recipe

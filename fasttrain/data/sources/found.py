@@ -110,6 +110,11 @@ def pair_by_id(
         faults.extend(f"case {name} has two files where one is expected: {listed(map(str, paths))}" for paths in twice)
         if not missing and label:
             cases.append(Case(name, tuple(paths[0] for _, paths in files), label[0]))
+    if faults and not cases:
+        # Nothing fits at all: more likely the recipe's names are wrong than every file
+        faults.insert(
+            0, f"no image has a label and all its channels: looked for {looked_for}; is that how the files are named?"
+        )
     if faults:
         raise DataError(faults)
     return tuple(cases)

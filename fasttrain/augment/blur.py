@@ -1,0 +1,63 @@
+"""Owns Gaussian blurring, one axis after another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fasttrain.augment.technique import Draw, happens, uniform
+from fasttrain.recipe.augment_spec import BlurSpec
+
+REACH_IN_SIGMAS = 4.0
+
+
+class Blur:
+    """Standard deviations in voxels are drawn from `low…high`, one a channel and axis."""
+
+    def __init__(self, spec: BlurSpec) -> None:
+        self.spec = spec
+        self.radius = int(REACH_IN_SIGMAS * spec.high + 0.5)
+
+    def draw(self, channels: int, generator: torch.Generator) -> Draw:
+        """chosen: bool [channel]; sigma: [channel, 3], of which a 2D patch uses the first two."""
+        return {
+            "active": happens(self.spec.probability, generator),
+            "chosen": torch.rand(channels, generator=generator) < self.spec.channel_probability,
+            "sigma": uniform(self.spec.low, self.spec.high, (channels, 3), generator),
+        }
+
+    def apply(self, image: Tensor, draw: Draw) -> Tensor:
+        """What lies outside mirrors the inside, as in scipy's gaussian_filter."""
+        samples, channels = draw["chosen"].nonzero(as_tuple=True)
+        if len(samples) == 0:
+            return image
+        kernels = self._kernels(draw["sigma"][samples, channels]).to(image.device, non_blocking=True)
+        samples, channels = (place.to(image.device, non_blocking=True) for place in (samples, channels))
+        volumes = image[samples, channels]
+        for axis in range(1, volumes.dim()):
+            volumes = _filtered(volumes, kernels[:, axis - 1], axis, self.radius)
+        image[samples, channels] = volumes
+        return image
+
+    def _kernels(self, sigma: Tensor) -> Tensor:
+        """[volume, axis, tap]: every kernel has the taps of the widest, so that volumes are filtered together."""
+        taps = torch.arange(-self.radius, self.radius + 1, dtype=sigma.dtype)
+        weights = torch.exp(-0.5 * (taps / sigma[..., None]) ** 2)
+        return weights / weights.sum(-1, keepdim=True)
+
+
+def _filtered(volumes: Tensor, kernels: Tensor, axis: int, radius: int) -> Tensor:
+    """volumes: [volume, *spatial]; kernels: [volume, tap].
+
+    Weighted sums of shifted views: on a CPU several times faster than a depthwise convolution, on a GPU free of TF32.
+    """
+    length = volumes.shape[axis]
+    if length == 1:
+        return volumes
+    places = torch.arange(-radius, length + radius, device=volumes.device) % (2 * length)
+    padded = volumes.index_select(axis, torch.where(places < length, places, 2 * length - 1 - places))
+    weights = kernels.reshape(len(volumes), -1, *(1,) * (volumes.dim() - 1))
+    total = padded.narrow(axis, 0, length) * weights[:, 0]
+    for tap in range(1, 2 * radius + 1):
+        total.addcmul_(padded.narrow(axis, tap, length), weights[:, tap])
+    return total

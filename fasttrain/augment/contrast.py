@@ -1,0 +1,29 @@
+"""Owns contrast: each channel stretched about its mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample
+from fasttrain.recipe.augment_spec import ContrastSpec
+
+
+class Contrast:
+    """nnU-Net's contrast, one factor a channel."""
+
+    def __init__(self, spec: ContrastSpec) -> None:
+        self.spec = spec
+
+    def draw(self, channels: int, generator: torch.Generator) -> Draw:
+        """factor: [channel]."""
+        active = happens(self.spec.probability, generator)
+        return {"active": active, "factor": around_one(self.spec.low, self.spec.high, (channels,), generator)}
+
+    def apply(self, image: Tensor, draw: Draw) -> Tensor:
+        """Keeps each channel's mean and, where the recipe says so, clips to its smallest and largest value."""
+        stretched = torch.lerp(channel_mean(image), image, per_sample(draw["factor"].to(image.device), image))
+        if self.spec.preserve_range:
+            axes = tuple(range(2, image.dim()))
+            torch.clamp(stretched, image.amin(axes, keepdim=True), image.amax(axes, keepdim=True), out=stretched)
+        return stretched
