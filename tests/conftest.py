@@ -1,5 +1,6 @@
 """A recipe so small that a run takes seconds, and one run of it that tests only look at."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,15 @@ def tiny():
 def whole_run(tiny, phantoms: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     """The tiny recipe, trained without an interruption."""
     return train(tiny(), data=phantoms, run=tmp_path_factory.mktemp("runs") / "whole", device="cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory):
+    """Volumes and compiled code of tests stay out of the user's cache folder."""
+    former = os.environ.get("FASTTRAIN_CACHE")
+    os.environ["FASTTRAIN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if former is None:
+        del os.environ["FASTTRAIN_CACHE"]
+    else:
+        os.environ["FASTTRAIN_CACHE"] = former

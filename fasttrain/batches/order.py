@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Order:
     def case_at(self, position: int) -> int:
         """The index of the case that gives the sample at `position`."""
         number, place = divmod(position, self.pass_length)
-        return int(_shuffled(self.case_count, self.seed, number)[place // self.samples_per_case])
+        return int(_shuffled(self.case_count, self.seed, (number,))[place // self.samples_per_case])
 
     def seed_at(self, position: int) -> int:
         """The seed of all random draws of the sample at `position`: 63 bits, alike in every process."""
@@ -37,6 +38,27 @@ class Order:
         return int.from_bytes(digest, "little") >> 1
 
 
+class WindowOrder(Order):
+    """The stream where each epoch sees some of the cases only: `window` gives their indices for an epoch from 0.
+
+    Within an epoch of `samples_per_epoch` samples the window is passed over as the whole set is elsewhere.
+    """
+
+    def __init__(
+        self, window: Callable[[int], tuple[int, ...]], samples_per_case: int, seed: int, samples_per_epoch: int
+    ) -> None:
+        super().__init__(len(window(0)), samples_per_case, seed)
+        self.window = window
+        self.samples_per_epoch = samples_per_epoch
+
+    def case_at(self, position: int) -> int:
+        """The index, among all cases, of the one that gives the sample at `position`."""
+        epoch, offset = divmod(position, self.samples_per_epoch)
+        number, place = divmod(offset, self.pass_length)
+        shuffled = _shuffled(self.case_count, self.seed, (epoch, number))
+        return self.window(epoch)[int(shuffled[place // self.samples_per_case])]
+
+
 @functools.lru_cache(maxsize=8)
-def _shuffled(case_count: int, seed: int, number: int) -> np.ndarray:
-    return np.random.default_rng([seed, 0x0FA57, number]).permutation(case_count)
+def _shuffled(case_count: int, seed: int, numbers: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng([seed, 0x0FA57, *numbers]).permutation(case_count)

@@ -24,6 +24,15 @@ class RawBatch:
     positions: tuple[int, ...]
     names: tuple[str, ...]
 
+    def to(self, device: torch.device) -> RawBatch:
+        """The batch with its patches on `device`, copied without waiting where they are pinned."""
+        image, label = self.image.to(device, non_blocking=True), self.label.to(device, non_blocking=True)
+        return RawBatch(image, label, self.draws, tuple(self.positions), tuple(self.names))
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What lies on the device."""
+        return self.image, self.label
+
 
 class PatchMaker:
     """Everything a loader's worker needs; the batch at a position is the same whoever makes it."""

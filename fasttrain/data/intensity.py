@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from monai.data import MetaTensor
-from monai.transforms import NormalizeIntensity, ScaleIntensityRange
+from monai.transforms import ScaleIntensityRange
 
 from fasttrain.recipe.data_spec import IntensitySpec, PercentileIntensity, WindowIntensity, ZScoreIntensity
 
@@ -30,19 +30,26 @@ def intensity_step(spec: IntensitySpec) -> IntensityStep | None:
 
 
 class _ZScore:
-    """A flat channel gives zeros: its standard deviation is rounding noise, by which MONAI would divide."""
+    """MONAI's NormalizeIntensity, but for two things. A flat channel gives zeros: its standard deviation is rounding noise, by
+    which MONAI would divide. And the sums are NumPy's: torch's differ in their last bits with the number of threads, so that a
+    volume would hang on who prepared it.
+    """
 
     def __init__(self, spec: ZScoreIntensity) -> None:
         self.nonzero = spec.nonzero
-        self._normalize = NormalizeIntensity(nonzero=spec.nonzero, channel_wise=True)
 
     def __call__(self, image: MetaTensor) -> MetaTensor:
-        flat = [_is_flat(channel, self.nonzero) for channel in image.as_tensor()]
-        normalized: MetaTensor = self._normalize(image)
-        for index, is_flat in enumerate(flat):
-            if is_flat:
-                normalized[index] = 0.0
-        return normalized
+        for channel in image.as_tensor():
+            counted = channel != 0 if self.nonzero else torch.ones_like(channel, dtype=torch.bool)
+            values = channel[counted].numpy()
+            if values.size == 0:
+                continue
+            if values.min() == values.max():
+                channel[counted] = 0.0
+                continue
+            mean, std = values.mean(dtype=np.float64), values.std(dtype=np.float64)
+            channel[counted] = torch.from_numpy(((values - mean) / std).astype(np.float32))
+        return image
 
 
 class _Percentiles:
@@ -60,11 +67,3 @@ class _Percentiles:
                 scale = ScaleIntensityRange(a_min=low, a_max=high, b_min=0.0, b_max=1.0, clip=True)
                 channel.copy_(scale(channel))
         return image
-
-
-def _is_flat(channel: torch.Tensor, nonzero: bool) -> bool:
-    """Whether all (nonzero) voxels have one value."""
-    values = channel.reshape(-1)
-    counted = values != 0 if nonzero else torch.ones_like(values, dtype=torch.bool)
-    value = values[counted.to(torch.uint8).argmax()]
-    return bool(((values == value) | ~counted).all())

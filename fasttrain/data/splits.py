@@ -1,4 +1,4 @@
-"""Owns how cases part into training, validation and test: folds, the last ones, shares, or lists of names."""
+"""Owns how cases part into training, validation and test: folds, the last ones, shares, lists of names, or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fasttrain.errors import RecipeError
-from fasttrain.recipe.data_spec import KFoldSplit, LastSplit, ListsSplit, RatioSplit, SplitSpec
+from fasttrain.recipe.data_spec import KFoldSplit, LastSplit, ListsSplit, RatioSplit, SameSplit, SplitSpec
 from fasttrain.recipe.names import did_you_mean
 from fasttrain.samples import Case
 
@@ -18,7 +18,7 @@ _SEED_LIMIT = 2**32
 
 @dataclass(frozen=True)
 class Split:
-    """Three disjoint parts, each sorted by case name."""
+    """Three disjoint parts, each sorted by case name; with `kind: same` training and validation are one and the same."""
 
     train: tuple[Case, ...]
     validation: tuple[Case, ...]
@@ -37,6 +37,8 @@ def split_cases(cases: Sequence[Case], spec: SplitSpec) -> Split:
         split = _split_last(ordered, spec)
     elif isinstance(spec, RatioSplit):
         split = _split_by_ratio(ordered, spec)
+    elif isinstance(spec, SameSplit):
+        split = Split(train=tuple(ordered), validation=tuple(ordered))
     else:
         split = _split_by_lists(ordered, spec)
     empty = [part for part, inside in (("training", split.train), ("validation", split.validation)) if not inside]

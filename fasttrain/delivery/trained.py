@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fasttrain.checkpoints import newest_good
 from fasttrain.engine.build import build_predictor
+from fasttrain.engine.choices import choose_step
 from fasttrain.engine.inference import Predictor
-from fasttrain.engine.plan import choose_precision
-from fasttrain.engine.state import load_weights
+from fasttrain.engine.state import load_weights, weights_to_use
 from fasttrain.errors import RecipeError
 from fasttrain.machine.hardware import Hardware, survey
 from fasttrain.machine.threads import limit_threads, thread_count
@@ -49,10 +49,10 @@ def open_run(run: Path, device: str) -> TrainedRun:
     same_device = environment["hardware"]["device_name"] == hardware.device_name
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
     usable, warnings = _usable_here(recipe, hardware)
-    choice, _ = choose_precision(usable, hardware, plan if same_device else None)
-    predictor = build_predictor(recipe, choice, hardware)
+    choice = choose_step(usable, hardware, plan if same_device else None)
+    predictor = build_predictor(recipe, choice.candidate, hardware)
     saved = newest_good(folder.best, [folder.last, *folder.epoch_files()])
-    load_weights(predictor.network, saved.state, str(saved.path))
+    load_weights(predictor.network, weights_to_use(saved.state), str(saved.path))
     return TrainedRun(
         folder=folder,
         recipe=recipe,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from fasttrain.batches import LoaderSource, Order
-from fasttrain.data.caches import open_case_source
+from fasttrain.batches import LoaderSource, Loading, Order, WindowOrder
+from fasttrain.data.caches import SmartCache, Told, open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.splits import Split
+from fasttrain.engine.checkpointing import checkpoint_blocks
+from fasttrain.engine.ema import Ema
 from fasttrain.engine.inference import Predictor
 from fasttrain.engine.optim import build_optimizer, learning_rate
 from fasttrain.engine.plan import Plan
@@ -21,6 +25,8 @@ from fasttrain.engine.trial import Candidate, precision_of
 from fasttrain.engine.validation import Validator
 from fasttrain.errors import DataError
 from fasttrain.losses import build_loss
+from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import Hardware
 from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe
@@ -46,6 +52,8 @@ class Assembly:
 
 def prepare_torch(plan: Plan, hardware: Hardware) -> None:
     """Sets what torch keeps for the whole process."""
+    if plan.compile:
+        keep_compiled(cache_folder(os.environ, Path("runs"))[0])
     if hardware.on_gpu:
         torch.cuda.set_device(hardware.torch_device)
         torch.backends.cudnn.benchmark = True
@@ -59,43 +67,77 @@ def build_predictor(recipe: Recipe, choice: Candidate, hardware: Hardware) -> Pr
     The generators are seeded first, so that the weights are a function of `training.seed` alone.
     """
     torch.manual_seed(recipe.training.seed)
-    network = build_network(recipe.network, recipe.dimensions, len(recipe.data.channels), recipe.data.class_count)
+    network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
     precision = precision_of(choice, hardware.torch_device.type, recipe.dimensions)
     network.to(hardware.torch_device)
     precision.lay_out_network(network)
     return Predictor(network, recipe, precision, hardware.torch_device)
 
 
-def build(recipe: Recipe, plan: Plan, hardware: Hardware, split: Split, progress: CaseProgress) -> Assembly:
-    """Reads and checks every case, then puts the parts together. Raises DataError with every faulty case."""
-    training, validation = _open_all(recipe, plan, split, hardware, progress)
+def build(
+    recipe: Recipe, plan: Plan, hardware: Hardware, split: Split, progress: CaseProgress, told: Told, epoch: int = 0
+) -> Assembly:
+    """Reads and checks every case, then puts the parts together for a run that goes on in `epoch` (from 0).
+
+    `told` hears what a cache has to say. Raises DataError with every faulty case.
+    """
+    training, validation = _open_all(recipe, plan, split, hardware, progress, told, epoch)
     predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last), hardware)
-    network = predictor.network
+    network, average = predictor.network, recipe.training.ema
+    ema = Ema(network, average.decay) if average is not None else None
+    if ema is not None:
+        predictor = Predictor(ema.network, recipe, predictor.precision, hardware.torch_device)
+    if plan.activation_checkpointing:
+        checkpoint_blocks(network)
     step = Step(
         network,
         build_loss(recipe.loss).to(hardware.torch_device),
-        build_optimizer(recipe.optimizer, network.parameters()),
+        build_optimizer(recipe.optimizer, network.parameters(), plan.fused_optimizer),
         predictor.precision,
         recipe.training.accumulate,
+        recipe.training.clip_norm,
+        ema,
+        plan.compile,
     )
     state = TrainState(step)
-    order = Order(len(split.train), recipe.data.samples_per_case, recipe.training.seed)
-    source = LoaderSource(recipe, training, order, hardware.torch_device, plan.workers, plan.pin_memory)
+    source = _batches(recipe, plan, training, hardware)
     rate = learning_rate(recipe.schedule, recipe.optimizer.learning_rate, plan.sizes.total_steps)
     trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
     validator = Validator(predictor, validation, split.validation, recipe, keep_labels=plan.cache == "memory")
     return Assembly(state, trainer, validator)
 
 
+def _batches(recipe: Recipe, plan: Plan, training: CaseSource, hardware: Hardware) -> LoaderSource:
+    samples, seed = recipe.data.samples_per_case, recipe.training.seed
+    per_epoch = plan.sizes.steps_per_epoch * plan.sizes.effective_batch
+    order = Order(len(training), samples, seed)
+    if isinstance(training, SmartCache):
+        order = WindowOrder(training.window.of, samples, seed, per_epoch)
+    loading = Loading(
+        workers=plan.workers,
+        kind="thread" if plan.worker_kind == "thread" else "process",
+        prefetch_factor=recipe.data.prefetch_factor,
+        pin_memory=plan.pin_memory,
+        copy_stream=plan.copy_stream,
+    )
+    return LoaderSource(recipe, training, order, hardware.torch_device, loading, per_epoch)
+
+
 def _open_all(
-    recipe: Recipe, plan: Plan, split: Split, hardware: Hardware, progress: CaseProgress
+    recipe: Recipe,
+    plan: Plan,
+    split: Split,
+    hardware: Hardware,
+    progress: CaseProgress,
+    told: Told,
+    epoch: int,
 ) -> tuple[CaseSource, CaseSource]:
     """Both parts are read before anything is raised, so that one error lists the faulty cases of both."""
     opened: list[CaseSource] = []
     faults: list[str] = []
     for part, cases in (("training", split.train), ("validation", split.validation)):
         try:
-            opened.append(_open(part, recipe, plan, cases, hardware, progress))
+            opened.append(_open(part, recipe, plan, cases, hardware, progress, told, epoch))
         except DataError as error:
             faults.extend(error.faults)
     if faults:
@@ -106,7 +148,14 @@ def _open_all(
 
 
 def _open(
-    part: str, recipe: Recipe, plan: Plan, cases: Sequence[Case], hardware: Hardware, progress: CaseProgress
+    part: str,
+    recipe: Recipe,
+    plan: Plan,
+    cases: Sequence[Case],
+    hardware: Hardware,
+    progress: CaseProgress,
+    told: Told,
+    epoch: int,
 ) -> CaseSource:
     return open_case_source(
         plan.cache,
@@ -114,4 +163,6 @@ def _open(
         Preprocess(recipe, training=part == "training"),
         hardware.cpus,
         lambda done, total: progress(f"reading {part} cases", done, total),
+        told=told,
+        epoch=epoch,
     )

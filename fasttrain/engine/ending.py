@@ -12,7 +12,7 @@ from typing import Any
 from fasttrain.engine.fit import Fit
 from fasttrain.engine.preparing import Prepared
 from fasttrain.engine.session import Session
-from fasttrain.errors import EXIT_BUG, FasttrainError
+from fasttrain.errors import EXIT_BUG, EXIT_DONE, FasttrainError
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.events import RunEnded
 from fasttrain.telemetry.plots import write_plots
@@ -33,7 +33,10 @@ def end_run(
 ) -> RunResult:
     """Writes plots and the summary, and tells the observers."""
     stopped = session.stop.reason if failure is None and session.stop.asked else None
-    done = failure is None and (stopped is None or (fit is not None and _went_to_its_end(fit)))
+    whole = fit is not None and fit.progress.epoch >= fit.recipe.training.epochs
+    # A limit that the user set ends a run as done; that it was asked for is told unless the last epoch was reached anyway
+    done = failure is None and (stopped is None or whole or (fit is not None and session.stop.exit_code == EXIT_DONE))
+    stopped_by = None if whole else stopped
     exit_code = _exit_code(failure) if failure is not None else (0 if done else session.stop.exit_code)
     status = "failed" if failure is not None else ("done" if done else "stopped")
     progress = fit.progress if fit is not None else None
@@ -50,7 +53,7 @@ def end_run(
         write_summary(
             folder.summary,
             status=status,
-            stopped_by=None if done else stopped,
+            stopped_by=stopped_by,
             exit_code=exit_code,
             best=best,
             seconds=seconds,
@@ -63,7 +66,7 @@ def end_run(
     session.emit(
         RunEnded(
             status=status,
-            stopped_by=None if done else stopped,
+            stopped_by=stopped_by,
             exit_code=exit_code,
             best_metric="dice",
             best_value=progress.best_value if progress else None,
@@ -89,10 +92,6 @@ class _not_masking:  # noqa: N801 - reads as a phrase
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         return self.failure is not None and kind is not None and issubclass(kind, Exception)
-
-
-def _went_to_its_end(fit: Fit) -> bool:
-    return fit.progress.epoch >= fit.recipe.training.epochs
 
 
 def _exit_code(failure: BaseException) -> int:

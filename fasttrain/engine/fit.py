@@ -6,16 +6,19 @@ import math
 import time
 
 from fasttrain.engine.build import Assembly
+from fasttrain.engine.patience import lower_rate, out_of_patience
 from fasttrain.engine.saving import Saver
 from fasttrain.engine.session import Session
 from fasttrain.engine.stop import Stopped
 from fasttrain.engine.trainer import StepReport
 from fasttrain.engine.validation import Scores
+from fasttrain.errors import EXIT_DONE
 from fasttrain.recipe import Recipe
+from fasttrain.recipe.training_spec import PlateauSchedule
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.clock import TimeLeft
 from fasttrain.telemetry.device_monitor import DeviceMonitor
-from fasttrain.telemetry.events import EpochEnded, Progress, StepLogged, ValidationFigures
+from fasttrain.telemetry.events import EpochEnded, Message, Progress, StepLogged, ValidationFigures
 
 
 class Fit:
@@ -48,11 +51,12 @@ class Fit:
 
         Raises DivergedError, StorageError, DataError and MachineError as they come; the newest checkpoint stands.
         """
-        while self.progress.epoch < self.recipe.training.epochs:
+        while self.progress.epoch < self.recipe.training.epochs and not self.stop.asked:
             if not self._train_epoch() or not self._close_epoch():
-                self.trainer.settle()
-                self.saver.save_last()
-                return
+                break
+        if self.progress.epoch < self.recipe.training.epochs:
+            self.trainer.settle()
+            self.saver.save_last()
 
     def total_seconds(self) -> float:
         """Of this session and, up to their last checkpoints, of those before it."""
@@ -64,6 +68,8 @@ class Fit:
         for report in self.trainer.steps():
             if self.first_step_at is None:
                 self.first_step_at = time.time()
+                if self.trainer.step.warning is not None:
+                    self.emit(Message(self.trainer.step.warning, "warning"))
             window.add(report)
             if report.step % self.recipe.output.log_every == 0:
                 self._log(report, window)
@@ -120,7 +126,7 @@ class Fit:
             step=progress.step,
             seconds=seconds,
             train_loss=train_loss,
-            learning_rate=self.trainer.rate(progress.step - 1),
+            learning_rate=self.trainer.rate(progress.step - 1) * progress.rate_factor,
             patches_per_second=patches / seconds if seconds else 0.0,
             wait_share=min(progress.epoch_wait_seconds / seconds, 1.0) if seconds else 0.0,
             gpu_utilisation=reading.utilisation,
@@ -131,6 +137,8 @@ class Fit:
         )
         self.trainer.begin_epoch()
         self.emit(row)
+        if figures is not None and figures.dice is not None:
+            self._judge(figures.dice)
         if is_best:
             self.saver.save_best()
         self.saver.keep_epoch()
@@ -156,6 +164,19 @@ class Fit:
             seconds=scores.seconds,
             cases=summary.cases,
         )
+
+    def _judge(self, dice: float) -> None:
+        """What a score that rises no more leads to; counted in the progress, so before the checkpoints."""
+        schedule, stopping = self.recipe.schedule, self.recipe.training.early_stopping
+        if isinstance(schedule, PlateauSchedule) and lower_rate(schedule, self.progress, dice):
+            share = self.progress.rate_factor
+            self.emit(
+                Message(
+                    f"no better for {schedule.patience} validations: the learning rate is now {share:.3g} of its own"
+                )
+            )
+        if stopping is not None and out_of_patience(stopping, self.progress, dice):
+            self.stop.ask(f"early stopping, no better for {stopping.patience} validations", EXIT_DONE)
 
     def _is_best(self, figures: ValidationFigures | None) -> bool:
         if figures is None or figures.dice is None or not math.isfinite(figures.dice):

@@ -22,7 +22,7 @@ class Predictor:
         self.device = device
 
     def probabilities(self, sample: Sample) -> Tensor:
-        """Softmax, [class, *spatial] float32 on the device, on the preprocessed grid."""
+        """Probabilities of the classes, [class, *spatial] float32 on the device, on the preprocessed grid."""
         self.network.eval()
         validation = self.recipe.validation
         with torch.no_grad():
@@ -40,4 +40,12 @@ class Predictor:
     def _forward(self, windows: Tensor) -> Tensor:
         with self.precision.autocast():
             logits: Tensor = self.network(self.precision.laid_out(windows))
-        return logits
+        return two_class_logits(logits) if logits.shape[1] == 1 else logits
+
+
+def two_class_logits(logits: Tensor) -> Tensor:
+    """[batch, 2, *spatial] whose softmax is (1 − sigmoid, sigmoid) of the one channel: its likelier class is a threshold at 0.5.
+
+    So windows, flips, resampling and scores know one kind of network only.
+    """
+    return torch.cat([torch.zeros_like(logits), logits], dim=1)

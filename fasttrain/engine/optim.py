@@ -9,39 +9,83 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fasttrain.recipe.training_spec import AdamWSpec, CosineSchedule, OptimizerSpec, PolySchedule, ScheduleSpec, SGDSpec
+from fasttrain.engine.novograd import DeviceNovograd
+from fasttrain.recipe.training_spec import (
+    AdamSpec,
+    AdamWSpec,
+    CosineSchedule,
+    NovogradSpec,
+    OneCycleSchedule,
+    OptimizerSpec,
+    PolySchedule,
+    ScheduleSpec,
+    SGDSpec,
+)
 
 LearningRate = Callable[[int], float]
 """From the number of steps already taken to the learning rate of the next."""
 
 
-def _sgd(spec: SGDSpec, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    return torch.optim.SGD(
+def _sgd(spec: SGDSpec, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
+    optimizer = torch.optim.SGD(
         parameters,
         lr=spec.learning_rate,
         momentum=spec.momentum,
         nesterov=spec.nesterov,
         weight_decay=spec.weight_decay,
-        fused=True,
+        fused=fused or None,
     )
+    if spec.momentum > 0:
+        # torch's fused SGD makes them without a value in its first step, and keeps whatever is there where that step is skipped
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
-def _adamw(spec: AdamWSpec, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def _adamw(spec: AdamWSpec, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
     return torch.optim.AdamW(
         parameters,
         lr=spec.learning_rate,
         betas=(spec.beta1, spec.beta2),
         weight_decay=spec.weight_decay,
-        fused=True,
+        fused=fused or None,
     )
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": _sgd, "adamw": _adamw}
+def _adam(spec: AdamSpec, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
+    return torch.optim.Adam(
+        parameters,
+        lr=spec.learning_rate,
+        betas=(spec.beta1, spec.beta2),
+        weight_decay=spec.weight_decay,
+        fused=fused or None,
+    )
 
 
-def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """A fused optimiser: one kernel for all weights, and it can leave a step out on a flag that stays on the device."""
-    return OPTIMIZERS[spec.kind](spec, list(parameters))
+def _novograd(spec: NovogradSpec, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
+    return DeviceNovograd(
+        parameters,
+        lr=spec.learning_rate,
+        betas=(spec.beta1, spec.beta2),
+        weight_decay=spec.weight_decay,
+        grad_averaging=spec.grad_averaging,
+    )
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": _sgd,
+    "adamw": _adamw,
+    "adam": _adam,
+    "novograd": _novograd,
+}
+
+
+def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter], fused: bool = True) -> Optimizer:
+    """The optimiser of a recipe. With `fused`, torch's own update all weights in one kernel and leave a step out on a flag that
+    stays on the device; without, they are torch's default and the host decides. Novograd is ours and always obeys the flag.
+    """
+    return OPTIMIZERS[spec.kind](spec, list(parameters), fused)
 
 
 def _constant(spec: ScheduleSpec, share: float) -> float:
@@ -56,11 +100,22 @@ def _cosine(spec: CosineSchedule, share: float) -> float:
     return spec.final + (1.0 - spec.final) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
-SCHEDULES: dict[str, Callable[..., float]] = {"constant": _constant, "poly": _poly, "cosine": _cosine}
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": _constant,
+    "poly": _poly,
+    "cosine": _cosine,
+    # What scores make of it is a factor in the run's progress
+    "plateau": _constant,
+}
 
 
 def learning_rate(spec: ScheduleSpec, peak: float, total_steps: int) -> LearningRate:
-    """The schedule over `total_steps`: a linear rise to `peak` over the share `warmup`, then the schedule's own curve."""
+    """The schedule over `total_steps`: a linear rise to `peak` over the share `warmup`, then the schedule's own curve.
+
+    One-cycle has a rise of its own.
+    """
+    if isinstance(spec, OneCycleSchedule):
+        return _one_cycle(spec, peak, total_steps)
     warmup_steps = round(spec.warmup * total_steps)
     curve = SCHEDULES[spec.kind]
 
@@ -71,3 +126,22 @@ def learning_rate(spec: ScheduleSpec, peak: float, total_steps: int) -> Learning
         return peak * curve(spec, min(share, 1.0))
 
     return at
+
+
+def _one_cycle(spec: OneCycleSchedule, peak: float, total_steps: int) -> LearningRate:
+    """torch's OneCycleLR with cosines and two phases; it leaves the momentum alone."""
+    start = peak / spec.start_divisor
+    end = start / spec.end_divisor
+    # torch counts so, in parts of a step: the last step of the rise, and the last of all
+    top, last = spec.warmup * total_steps - 1, total_steps - 1
+
+    def at(step: int) -> float:
+        if step <= top and top > 0:
+            return _between(start, peak, step / top)
+        return _between(peak, end, min((step - top) / (last - top), 1.0) if last > top else 0.0)
+
+    return at
+
+
+def _between(start: float, end: float, share: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * share))

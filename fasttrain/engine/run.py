@@ -111,7 +111,9 @@ def _carry_out(folder: RunFolder, prepared: Prepared, session: Session, saved: R
     try:
         session.emit(_started(folder, prepared, saved))
         prepare_torch(prepared.plan, hardware)
-        assembly = build(recipe, prepared.plan, hardware, prepared.split, _case_progress(session))
+        epoch = int(saved.state["progress"]["epoch"]) if saved is not None else 0
+        told = lambda text, level: session.emit(Message(text, level))  # noqa: E731
+        assembly = build(recipe, prepared.plan, hardware, prepared.split, _case_progress(session), told, epoch)
         if saved is not None:
             _restore(assembly, saved, session)
         fit = Fit(assembly, recipe, folder, session, monitor)

@@ -10,8 +10,8 @@ import torch
 from fasttrain.engine.step import Step
 from fasttrain.errors import RecipeError, StorageError
 
-_MARKS = ("betas", "momentum")
-"""What tells torch's Adam family from SGD among a group's settings; others come and go with torch's versions."""
+_MARKS = ("betas", "momentum", "grad_averaging", "decoupled_weight_decay")
+"""What tells SGD, Adam, AdamW and Novograd apart among a group's settings; others come and go with torch's versions."""
 
 
 @dataclass
@@ -19,7 +19,8 @@ class Progress:
     """How far a run got. `epoch` counts closed epochs: those whose validation is done and whose row is written.
 
     `step` counts optimiser steps, `position` samples seen. The loss sums and the seconds of the epoch belong to
-    the one that is open; the other seconds are those of the whole run, over every session of it.
+    the one that is open; the other seconds are those of the whole run, over every session of it. `rate_factor` is what a
+    plateau has made of the learning rate.
     """
 
     step: int = 0
@@ -35,6 +36,11 @@ class Progress:
     total_seconds: float = 0.0
     best_value: float | None = None
     best_epoch: int | None = None
+    rate_factor: float = 1.0
+    plateau_best: float | None = None
+    plateau_waited: int = 0
+    stopping_best: float | None = None
+    stopping_waited: int = 0
 
 
 class TrainState:
@@ -49,6 +55,7 @@ class TrainState:
         device = self.step.last_loss.device
         return {
             "network": self.step.network.state_dict(),
+            "ema": None if self.step.ema is None else self.step.ema.network.state_dict(),
             "optimizer": self.step.optimizer.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "bad_streak": self.step.bad_streak,
@@ -61,12 +68,17 @@ class TrainState:
 
     def finite(self) -> bool:
         """False where a weight or a running statistic is not finite; such a state must not be kept."""
-        tensors = [tensor for tensor in self.step.network.state_dict().values() if tensor.is_floating_point()]
+        networks = [self.step.network] if self.step.ema is None else [self.step.network, self.step.ema.network]
+        tensors = [tensor for network in networks for tensor in network.state_dict().values()]
+        tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
         return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
 
     def restore(self, saved: dict[str, Any], origin: str) -> None:
         """Takes up a captured state; raises RecipeError where the network's layers or shapes are others."""
-        load_weights(self.step.network, saved, origin)
+        load_weights(self.step.network, saved["network"], origin)
+        if self.step.ema is not None:
+            # Asked for only now, by a recipe that was changed: it begins with the weights as they are
+            load_weights(self.step.ema.network, saved.get("ema") or saved["network"], origin)
         self._check_optimizer(saved["optimizer"], origin)
         try:
             self.step.optimizer.load_state_dict(saved["optimizer"])
@@ -86,19 +98,28 @@ class TrainState:
 
     def _check_optimizer(self, saved: dict[str, Any], origin: str) -> None:
         """torch takes up any state whose groups have as many weights, and fails in the first step."""
-        theirs = {key for group in saved["param_groups"] for key in group if key in _MARKS}
-        own = {key for key in self.step.optimizer.defaults if key in _MARKS}
+        theirs = _marks(saved["param_groups"][0])
+        own = _marks(self.step.optimizer.defaults)
         if theirs != own:
             raise RecipeError(
-                f"{origin} holds the state of another optimizer (one with {', '.join(sorted(theirs))}) than "
+                f"{origin} holds the state of another optimizer (one with {', '.join(sorted(theirs)) or 'no momentum'}) than "
                 "optimizer.kind names; set optimizer.kind back, or begin anew with `fasttrain train`"
             )
 
 
-def load_weights(network: torch.nn.Module, saved: dict[str, Any], origin: str) -> None:
-    """Loads the network's weights; raises RecipeError that names the layers and shapes that differ."""
+def _marks(settings: dict[str, Any]) -> set[str]:
+    """The marks of an optimiser: keys that it has, and for switches whether they are on."""
+    return {key for key in _MARKS if key in settings and (key != "decoupled_weight_decay" or settings[key])}
+
+
+def weights_to_use(saved: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint was scored with, and predicts with: the average of the weights where it has one."""
+    return saved.get("ema") or saved["network"]
+
+
+def load_weights(network: torch.nn.Module, theirs: dict[str, Any], origin: str) -> None:
+    """Loads a network's weights; raises RecipeError that names the layers and shapes that differ."""
     own = network.state_dict()
-    theirs = saved["network"]
     faults = [
         f"{origin}: layer {name} has shape {tuple(theirs[name].shape)}, the recipe's network {tuple(own[name].shape)}"
         for name in own

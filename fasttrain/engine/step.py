@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fasttrain.engine.ema import Ema
 from fasttrain.samples import Batch
 
 
@@ -40,6 +42,9 @@ class Step:
 
     A step whose loss or gradients are not finite changes no weight: the fused optimiser is told so by a flag on the device (the
     way torch's GradScaler does it), and the running statistics of normalisation layers are put back.
+
+    clip_norm: gradients are scaled down to this norm over all weights. ema: follows the weights. compiled: network and loss
+    go through torch.compile; where that fails in the first step, `warning` says so and the run goes on without.
     """
 
     def __init__(
@@ -49,22 +54,31 @@ class Step:
         optimizer: Optimizer,
         precision: Precision,
         accumulate: int,
+        clip_norm: float | None = None,
+        ema: Ema | None = None,
+        compiled: bool = False,
     ) -> None:
         self.network = network
         self.loss = loss
         self.optimizer = optimizer
         self.precision = precision
         self.accumulate = accumulate
+        self.clip_norm = clip_norm
+        self.ema = ema
+        self.warning: str | None = None
         device = next(network.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision.dtype is torch.float16)
         self.last_loss = torch.zeros((), device=device)
         self.bad_streak = torch.zeros((), dtype=torch.int64, device=device)
         self.worst_streak = torch.zeros((), dtype=torch.int64, device=device)
+        self._forward: Callable[[Tensor], Any] = torch.compile(network, dynamic=False) if compiled else network
+        self._criterion: Callable[[Any, Tensor], Tensor] = torch.compile(loss, dynamic=False) if compiled else loss
+        self._unproved = compiled
         self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
 
-    def __call__(self, batches: Iterator[Batch], learning_rate: float) -> Tensor:
-        """One step; returns the mean loss over the batches, a device tensor."""
+    def __call__(self, batches: Iterator[Batch], learning_rate: float, number: int = 0) -> Tensor:
+        """One step, the `number`th from 0; returns the mean loss over the batches, a device tensor."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         kept = [buffer.clone() for buffer in self._statistics]
@@ -72,13 +86,42 @@ class Step:
         total = torch.zeros((), device=self.last_loss.device)
         for _ in range(self.accumulate):
             batch = next(batches)
-            with self.precision.autocast():
-                logits = self.network(self.precision.laid_out(batch.image))
-            loss = self.loss(logits, batch.label) / self.accumulate
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
+            total += self._first_pass(batch) if self._unproved else self._pass(batch)
         self._settle(total, self._update(total), kept)
+        if self.ema is not None:
+            self.ema.update(number)
         return total
+
+    def _pass(self, batch: Batch) -> Tensor:
+        """Forward and backward of one batch; returns its share of the step's loss."""
+        with self.precision.autocast():
+            logits = self._forward(self.precision.laid_out(batch.image))
+        loss = self._criterion(logits, batch.label) / self.accumulate
+        self.scaler.scale(loss).backward()
+        return loss.detach()
+
+    def _first_pass(self, batch: Batch) -> Tensor:
+        """The pass in which the compiler works. What it cannot do is done without it, from the same weights and draws."""
+        self._unproved = False
+        device = self.last_loss.device
+        devices = [device] if device.type == "cuda" else []
+        state = torch.get_rng_state(), [torch.cuda.get_rng_state(one) for one in devices]
+        statistics = [buffer.clone() for buffer in self._statistics]
+        try:
+            return self._pass(batch)
+        except Exception as error:
+            if not _from_the_compiler(error):
+                raise
+            told = " ".join(str(error).split())
+            self.warning = f"torch.compile failed, so the network runs without it: {told[:200]}"
+        self._forward, self._criterion = self.network, self.loss
+        self.optimizer.zero_grad(set_to_none=True)
+        for buffer, before in zip(self._statistics, statistics, strict=True):
+            buffer.copy_(before)
+        torch.set_rng_state(state[0])
+        for one, saved in zip(devices, state[1], strict=True):
+            torch.cuda.set_rng_state(saved, one)
+        return self._pass(batch)
 
     def _update(self, loss: Tensor) -> Tensor:
         """Takes the step unless something is not finite, and says whether all was, a bool on the device.
@@ -87,13 +130,21 @@ class Step:
         which divides it by a million, is no longer that.
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        finite = torch.isfinite(torch.nn.utils.get_total_norm(gradients) + loss)
+        if self.scaler.is_enabled() and self.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        finite = torch.isfinite(norm + loss)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
         if self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            return finite
-        self.optimizer.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
-        self.optimizer.step()
+        elif takes_flag(self.optimizer):
+            self.optimizer.found_inf = (~finite).to(torch.float32)  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif bool(finite):
+            # Without a fused optimiser the host has to wait for the answer
+            self.optimizer.step()
         return finite
 
     def _settle(self, loss: Tensor, finite: Tensor, kept: list[Tensor]) -> None:
@@ -102,3 +153,18 @@ class Step:
         self.last_loss.copy_(loss)
         self.bad_streak.add_(1).mul_(~finite)
         torch.maximum(self.worst_streak, self.bad_streak, out=self.worst_streak)
+
+
+def takes_flag(optimizer: Optimizer) -> bool:
+    """True for an optimiser that leaves a step out on `found_inf`, a flag on the device, as torch's fused ones do."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def _from_the_compiler(error: BaseException) -> bool:
+    """True where torch.compile or what it calls (Triton, a C compiler) failed, and not the network itself."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if type(chain).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False

@@ -63,8 +63,8 @@ class Trainer:
             began = time.perf_counter()
             self._batches.wait_seconds = 0.0
             self._batches.patches = 0
-            rate = self.rate(progress.step)
-            loss = self.step(self._batches, rate)
+            rate = self.rate(progress.step) * progress.rate_factor
+            loss = self.step(self._batches, rate, progress.step)
             finite = torch.isfinite(loss)
             self._loss_sum += torch.where(finite, loss, 0.0)
             self._loss_count += finite

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fasttrain.engine.checkpointing import checkpoint_blocks
 from fasttrain.engine.optim import build_optimizer
 from fasttrain.engine.step import Precision, Step
 from fasttrain.losses import build_loss
@@ -37,8 +38,12 @@ def precision_of(candidate: Candidate, device_type: str, dimensions: int) -> Pre
     return Precision(device_type, DTYPES[candidate.amp], layout if candidate.channels_last else None)
 
 
-def measure(recipe: Recipe, hardware: Hardware, candidates: list[Candidate]) -> dict[Candidate, float]:
+def measure(
+    recipe: Recipe, hardware: Hardware, candidates: list[Candidate], checkpointing: bool = False
+) -> dict[Candidate, float]:
     """Seconds of one training step for each candidate, the least of a few after a warm-up; the most promising come first.
+
+    A candidate that the GPU has no memory for is left out.
 
     A candidate whose warm-up is far behind the best so far is not measured further: some float32 NCDHW convolutions are
     many times slower on a CPU. Leaves torch's generators as they were.
@@ -46,11 +51,14 @@ def measure(recipe: Recipe, hardware: Hardware, candidates: list[Candidate]) -> 
     device = hardware.torch_device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        batch = _made_batch(recipe, device)
         seconds: dict[Candidate, float] = {}
         for candidate in candidates:
             best = min(seconds.values(), default=float("inf"))
-            seconds[candidate] = _seconds_of(recipe, device, candidate, batch, best)
+            try:
+                seconds[candidate] = _seconds_of(recipe, device, candidate, best, checkpointing)
+            except torch.OutOfMemoryError:
+                # What was tried is no longer referred to, and can be given back for the next one
+                torch.cuda.empty_cache()
         return seconds
 
 
@@ -58,16 +66,19 @@ def _made_batch(recipe: Recipe, device: torch.device) -> Batch:
     size = recipe.training.batch_size
     if device.type == "cpu":
         size = min(size, _MOST_PATCHES_ON_A_CPU)
-    image = torch.randn(size, len(recipe.data.channels), *recipe.patch.size)
-    label = torch.randint(0, recipe.data.class_count, (size, 1, *recipe.patch.size), dtype=torch.uint8)
-    return Batch(image.to(device), label.to(device), (), ())
+    image = torch.randn(size, len(recipe.data.channels), *recipe.patch.size, device=device)
+    label = torch.randint(0, recipe.data.class_count, (size, 1, *recipe.patch.size), dtype=torch.uint8, device=device)
+    return Batch(image, label, (), ())
 
 
-def _seconds_of(recipe: Recipe, device: torch.device, candidate: Candidate, batch: Batch, best: float) -> float:
+def _seconds_of(recipe: Recipe, device: torch.device, candidate: Candidate, best: float, checkpointing: bool) -> float:
+    batch = _made_batch(recipe, device)
     precision = precision_of(candidate, device.type, recipe.dimensions)
-    network = build_network(recipe.network, recipe.dimensions, len(recipe.data.channels), recipe.data.class_count)
+    network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
     network.to(device)
     precision.lay_out_network(network)
+    if checkpointing:
+        checkpoint_blocks(network)
     optimizer = build_optimizer(recipe.optimizer, network.parameters())
     step = Step(network, build_loss(recipe.loss), optimizer, precision, accumulate=1)
     network.train()

@@ -1,9 +1,9 @@
 """Owns the list of losses and builds the one a recipe names.
 
 A loss is called with logits [batch, class, *spatial] of any float type, or a tuple of them from the finest to the
-coarsest head, and a label [batch, 1, *spatial] of uint8 class indices below the number of classes. It returns a
-float32 scalar. All of them run without host synchronisation or data-dependent shapes, so that a step can be compiled
-or captured in a CUDA graph.
+coarsest head, and a label [batch, 1, *spatial] of uint8 class indices below the number of classes. (`bce_dice` alone
+has logits of one channel, those of class 1.) It returns a float32 scalar. All of them run without host synchronisation
+or data-dependent shapes, so that a step can be compiled or captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fasttrain.losses.bce_dice import BCEDiceLoss
 from fasttrain.losses.cross_entropy import CrossEntropyLoss
 from fasttrain.losses.deep_supervision import DeepSupervisionLoss
 from fasttrain.losses.dice import DiceLoss
 from fasttrain.losses.dice_ce import DiceCELoss
+from fasttrain.losses.dice_focal import DiceFocalLoss
+from fasttrain.losses.generalised_dice import GeneralisedDiceLoss
+from fasttrain.losses.tversky import TverskyLoss
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     "dice": DiceLoss,
     "dice_ce": DiceCELoss,
+    "dice_focal": DiceFocalLoss,
+    "generalised_dice": GeneralisedDiceLoss,
+    "tversky": TverskyLoss,
+    "bce_dice": BCEDiceLoss,
     "cross_entropy": CrossEntropyLoss,
 }
 

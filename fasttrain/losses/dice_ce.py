@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fasttrain.losses.cross_entropy import mean_cross_entropy
 from fasttrain.losses.dice import soft_dice_loss
-from fasttrain.losses.membership import class_membership, float32_scope
+from fasttrain.losses.membership import class_membership, counted, float32_scope
 from fasttrain.recipe.training_spec import DiceCELossSpec
 
 
@@ -23,6 +23,8 @@ class DiceCELoss(nn.Module):
         with float32_scope(logits):
             log_probabilities = torch.log_softmax(logits.float(), dim=1)
             members = class_membership(label, logits.shape[1])
-            dice = soft_dice_loss(log_probabilities.exp(), members, self.spec)
+            background = self.spec.include_background
+            probabilities = counted(log_probabilities, background).exp()
+            dice = soft_dice_loss(probabilities, counted(members, background), self.spec)
             cross_entropy = mean_cross_entropy(log_probabilities, members)
             return self.spec.dice_weight * dice + self.spec.ce_weight * cross_entropy

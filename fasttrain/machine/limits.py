@@ -30,6 +30,16 @@ def memory_limit_bytes(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/sel
     return min(limits, default=None)
 
 
+def disk_free_bytes(folder: Path) -> int:
+    """What an ordinary user may still write where `folder` lies or will lie; 0 where that cannot be found out."""
+    there = next((place for place in (folder, *folder.parents) if place.is_dir()), None)
+    try:
+        usage = os.statvfs(there or folder)
+    except OSError:
+        return 0
+    return usage.f_bavail * usage.f_frsize
+
+
 def memory_free_bytes(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int:
     """Memory that can still be taken: the host's available memory, or what the cgroup's limit leaves, if that is less."""
     import psutil

@@ -10,21 +10,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fasttrain.errors import RecipeError
+from fasttrain.networks.by_name import build_by_name
 from fasttrain.networks.dynunet import build_dynunet
+from fasttrain.networks.segresnet import build_segresnet
+from fasttrain.networks.swinunetr import build_swinunetr
 from fasttrain.networks.unet import build_unet
+from fasttrain.recipe.faults import dotted
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fasttrain.recipe.network_spec import NetworkSpec
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"unet": build_unet, "dynunet": build_dynunet}
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "unet": build_unet,
+    "dynunet": build_dynunet,
+    "segresnet": build_segresnet,
+    "swinunetr": build_swinunetr,
+    "monai": build_by_name,
+}
 
 
-def build_network(spec: NetworkSpec, dimensions: int, channels: int, classes: int) -> nn.Module:
-    """The network of `spec` in `dimensions` (2 or 3).
+def build_network(spec: NetworkSpec, patch: tuple[int, ...], channels: int, outputs: int) -> nn.Module:
+    """The network of `spec` for patches of `patch` voxels, 2 axes or 3.
 
-    `channels` are inputs, `classes` outputs, the background among them. Weights are drawn from torch's global CPU
-    generator: seed it first where they must be repeatable. Raises RecipeError where no network can be built of `spec`.
+    `channels` are inputs; `outputs` are the classes, the background among them, or 1 (`Recipe.output_channels`). Weights are
+    drawn from torch's global CPU generator: seed it first where they must be repeatable. Raises RecipeError where no network
+    can be built of `spec`, MachineError where a package for it is missing.
     """
-    return NETWORKS[spec.kind](spec, dimensions, channels, classes)
+    faults = [f"{dotted(('network', *path))}: {text}" for path, text in spec.faults(len(patch))]
+    if faults:
+        raise RecipeError(faults)
+    return NETWORKS[spec.kind](spec, patch, channels, outputs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
-from fasttrain.errors import RecipeError
 from fasttrain.recipe.network_spec import DynUNetSpec, per_axis
 
 
@@ -34,20 +33,19 @@ class NativeHeadsDynUNet(DynUNet):
         return (logits, *reversed(heads)) if supervised else logits
 
 
-def build_dynunet(spec: DynUNetSpec, dimensions: int, channels: int, classes: int) -> nn.Module:
+def build_dynunet(spec: DynUNetSpec, patch: tuple[int, ...], channels: int, outputs: int) -> nn.Module:
     """The nnU-Net architecture (Isensee et al. 2021) as MONAI builds it.
 
     Convolutions start from He's normal draw for a leaky slope of 0.01 with zero biases, which is nnU-Net's and which
-    MONAI's DynUNet applies by itself (`DynUNet.initialize_weights`). Norms have learnt scale and shift. Raises
-    RecipeError for kernels that would change the size of a volume.
+    MONAI's DynUNet applies by itself (`DynUNet.initialize_weights`). Norms have learnt scale and shift.
     """
+    dimensions = len(patch)
     kernel = per_axis(spec.kernels, dimensions)
     strides = tuple(per_axis(stride, dimensions) for stride in spec.strides)
-    _check_kernel(kernel, strides)
     return NativeHeadsDynUNet(
         spatial_dims=dimensions,
         in_channels=channels,
-        out_channels=classes,
+        out_channels=outputs,
         kernel_size=[kernel] * len(spec.features),
         strides=[(1,) * dimensions, *strides],
         upsample_kernel_size=list(strides),
@@ -58,21 +56,3 @@ def build_dynunet(spec: DynUNetSpec, dimensions: int, channels: int, classes: in
         deep_supr_num=max(spec.deep_supervision, 1),
         res_block=spec.residual,
     )
-
-
-def _check_kernel(kernel: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> None:
-    """Same-size padding exists for odd kernels alone, and for strides of at most the kernel and one."""
-    faults = [
-        f"network.kernels: {size} on axis {axis} is even; use an odd kernel such as {size + 1}"
-        for axis, size in enumerate(kernel)
-        if size % 2 == 0
-    ]
-    faults += [
-        f"network.strides[{index}]: {stride[axis]} on axis {axis} is too large for a kernel of {kernel[axis]}; "
-        f"use at most {kernel[axis] + 1}, or a larger network.kernels"
-        for index, stride in enumerate(strides)
-        for axis in range(len(kernel))
-        if stride[axis] > kernel[axis] + 1
-    ]
-    if faults:
-        raise RecipeError(faults)

@@ -16,16 +16,17 @@ _ACTIVATIONS: dict[str, str | tuple[str, dict[str, Any]]] = {
 }
 
 
-def build_unet(spec: UNetSpec, dimensions: int, channels: int, classes: int) -> nn.Module:
+def build_unet(spec: UNetSpec, patch: tuple[int, ...], channels: int, outputs: int) -> nn.Module:
     """MONAI's UNet (Kerfoot et al. 2019, "Left-ventricle quantification using residual U-Net") with kernels of 3.
 
     Norms and initial weights are MONAI's: an instance norm without learnt scale, convolutions with torch's default
     draw.
     """
+    dimensions = len(patch)
     return UNet(
         spatial_dims=dimensions,
         in_channels=channels,
-        out_channels=classes,
+        out_channels=outputs,
         channels=spec.features,
         strides=tuple(per_axis(stride, dimensions) for stride in spec.strides),
         num_res_units=spec.residual_units,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from fasttrain.recipe.spec import (
     Float,
@@ -16,6 +16,7 @@ from fasttrain.recipe.spec import (
     Probability,
     Seed,
     Spec,
+    Switch,
 )
 
 
@@ -92,7 +93,16 @@ class ListsSplit(Spec):
     test: tuple[str, ...] = ()
 
 
-SplitSpec = Annotated[KFoldSplit | LastSplit | RatioSplit | ListsSplit, Field(discriminator="kind")]
+class SameSplit(Spec):
+    """Every case trains and the same cases validate (nnU-Net's fold `all`): the score says nothing of cases not seen.
+
+    For a set of one case, or to see whether a network can fit the data at all.
+    """
+
+    kind: Literal["same"]
+
+
+SplitSpec = Annotated[KFoldSplit | LastSplit | RatioSplit | ListsSplit | SameSplit, Field(discriminator="kind")]
 
 
 class WindowIntensity(Spec):
@@ -136,10 +146,30 @@ class ForegroundCrop(Spec):
     margin: NonNegativeInt = 0
 
 
-class CacheSpec(Spec):
-    """Where preprocessed volumes are kept between epochs."""
+DEFAULT_SHARE = 0.5
+"""Of the cases, that `data.cache.kind: smart` keeps where neither `cache_share` nor `cache_cases` is set."""
 
-    kind: Literal["auto", "none", "memory"] = "auto"
+
+class CacheSpec(Spec):
+    """Where preprocessed volumes are kept between epochs.
+
+    `folder` is for `disk` and `lmdb`; null means `$FASTTRAIN_CACHE`, or the user's cache folder. The rest is for `smart`, which
+    keeps a share or a number of the cases in memory, trains an epoch on these alone, and replaces a share of them after each
+    epoch. The cases are gone through in the order drawn from `shuffle_seed`; null keeps the order of their names.
+    """
+
+    kind: Literal["auto", "none", "memory", "disk", "lmdb", "smart"] = "auto"
+    folder: Annotated[str, Field(min_length=1)] | None = None
+    cache_share: Annotated[Float, Field(gt=0.0, le=1.0)] | None = None
+    cache_cases: PositiveInt | None = None
+    replace_rate: Annotated[Float, Field(gt=0.0, le=1.0)] = 0.1
+    shuffle_seed: Seed | None = 0
+
+    @model_validator(mode="after")
+    def _one_size(self) -> CacheSpec:
+        if self.cache_share is not None and self.cache_cases is not None:
+            raise ValueError("cache_share and cache_cases say the same thing twice; set one of them to null")
+        return self
 
 
 def _check_orientation(codes: str) -> str:
@@ -151,7 +181,11 @@ def _check_orientation(codes: str) -> str:
 
 
 class DataSpec(Spec):
-    """What is trained on."""
+    """What is trained on, and how it gets to the device.
+
+    Batches are made by `workers` processes or threads (`worker_kind`), each `prefetch_factor` batches ahead, wait in pinned
+    memory, and are copied on a stream of their own (`copy_stream`) beside the step.
+    """
 
     name: FolderName | None = None
     source: SourceSpec
@@ -168,6 +202,9 @@ class DataSpec(Spec):
     cache: CacheSpec = CacheSpec()
     workers: Literal["auto"] | NonNegativeInt = "auto"
     prefetch_factor: PositiveInt = 2
+    worker_kind: Literal["auto", "process", "thread"] = "auto"
+    pin_memory: Switch = "auto"
+    copy_stream: Switch = "auto"
 
     @property
     def class_count(self) -> int:

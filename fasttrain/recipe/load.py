@@ -130,13 +130,16 @@ def _note_origins(value: Any, path: Keys, origin: str, origins: dict[Keys, str])
 
 
 def _merge(base: dict[Any, Any], over: dict[Any, Any], path: Keys, origin: str, origins: dict[Keys, str]) -> None:
-    """Lays `over` on `base`; a section whose `kind` changes is replaced whole, since its keys mean nothing to another."""
+    """Lays `over` on `base`; a section whose `kind` changes is replaced whole, since its keys mean nothing to another, and so are
+    the `arguments` of a network of another `name`.
+    """
+    renamed = over.get("name", base.get("name")) != base.get("name")
     for key, value in over.items():
         old = base.get(key)
         same_kind = (
             isinstance(value, dict) and isinstance(old, dict) and value.get("kind", old.get("kind")) == old.get("kind")
         )
-        if same_kind and (*path, key) != ("data", "classes"):
+        if same_kind and not (renamed and key == "arguments") and (*path, key) != ("data", "classes"):
             _merge(base[key], value, (*path, key), origin, origins)
         else:
             base[key] = copy.deepcopy(value)

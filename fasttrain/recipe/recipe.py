@@ -14,21 +14,17 @@ from fasttrain.recipe.data_spec import (
     PhantomSource,
     WindowIntensity,
 )
-from fasttrain.recipe.network_spec import NetworkSpec, PerAxis, per_axis
+from fasttrain.recipe.network_spec import Fault, MonaiNetworkSpec, NetworkSpec
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
 from fasttrain.recipe.spec import FolderName, Spec
 from fasttrain.recipe.training_spec import (
     AccelerationSpec,
-    DiceCELossSpec,
     LossSpec,
     OptimizerSpec,
     ScheduleSpec,
     SGDSpec,
     TrainingSpec,
 )
-
-Fault = tuple[tuple[str | int, ...], str]
-"""A recipe path and the sentence that says what is wrong there."""
 
 
 class Recipe(Spec):
@@ -54,6 +50,11 @@ class Recipe(Spec):
         return len(self.patch.size)
 
     @property
+    def output_channels(self) -> int:
+        """Of the network: one a class and the background, or a single one for a loss that takes a sigmoid of it."""
+        return 1 if self.loss.one_channel else self.data.class_count
+
+    @property
     def data_name(self) -> str:
         """The folder under `$FASTTRAIN_DATA` or `./data` that holds the set."""
         return self.data.name or self.name
@@ -63,12 +64,10 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
     """What is wrong in a recipe whose every section is right by itself."""
     yield from _faults_of_data(recipe)
     yield from _faults_of_network(recipe)
+    yield from _faults_of_loss(recipe)
     yield from _faults_of_axes(recipe)
     if isinstance(recipe.optimizer, SGDSpec) and recipe.optimizer.nesterov and recipe.optimizer.momentum == 0:
         yield ("optimizer", "nesterov"), "needs a momentum above 0; set optimizer.nesterov: false or a momentum"
-    loss = recipe.loss
-    if isinstance(loss, DiceCELossSpec) and loss.dice_weight == 0 and loss.ce_weight == 0:
-        yield ("loss",), "dice_weight and ce_weight are both 0; at least one must be above"
 
 
 def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
@@ -92,33 +91,42 @@ def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
 
 def _faults_of_network(recipe: Recipe) -> Iterator[Fault]:
     network, dimensions = recipe.network, recipe.dimensions
-    levels = len(network.features)
-    if len(network.strides) != levels - 1:
+    wrong_strides = False
+    for path, text in network.faults(dimensions):
+        wrong_strides |= path[0] == "strides" and len(path) > 1
+        yield ("network", *path), text
+    if wrong_strides:
+        return
+    factors = network.downsampling(dimensions)
+    yield from _faults_of_patch(recipe.patch.size, factors)
+    if not isinstance(network, MonaiNetworkSpec) and recipe.patch.size == factors:
+        yield from _faults_of_norm(network.norm, recipe.training.batch_size)
+
+
+def _faults_of_norm(norm: str, batch_size: int) -> Iterator[Fault]:
+    """torch refuses to normalise a single value, and the lowest stage has one voxel a patch."""
+    if norm == "instance":
         yield (
-            ("network", "strides"),
-            f"has {len(network.strides)} entries for {levels} features; {levels - 1} are needed, one between each two",
+            ("patch", "size"),
+            "leaves one voxel at the lowest stage, too few for network.norm: instance; use a larger patch",
         )
-    wrong_axes = False
-    for index, stride in enumerate(network.strides):
-        for fault in _faults_per_axis(("network", "strides", index), stride, dimensions):
-            wrong_axes = True
-            yield fault
-    if network.kind == "dynunet":
-        yield from _faults_per_axis(("network", "kernels"), network.kernels, dimensions)
-        if network.deep_supervision > levels - 2:
-            yield (
-                ("network", "deep_supervision"),
-                f"{network.deep_supervision} heads, but {levels} stages have room for {max(levels - 2, 0)}",
-            )
-    if not wrong_axes:
-        yield from _faults_of_patch(recipe.patch.size, network.downsampling(dimensions))
+    if norm == "batch" and batch_size == 1:
+        yield (
+            ("patch", "size"),
+            "leaves one voxel at the lowest stage, too few for network.norm: batch with a training.batch_size of 1; "
+            "use a larger patch or batch",
+        )
 
 
-def _faults_per_axis(path: tuple[str | int, ...], value: PerAxis, dimensions: int) -> Iterator[Fault]:
-    try:
-        per_axis(value, dimensions)
-    except ValueError as error:
-        yield path, str(error)
+def _faults_of_loss(recipe: Recipe) -> Iterator[Fault]:
+    loss, classes = recipe.loss, len(recipe.data.classes)
+    if loss.one_channel and classes > 1:
+        yield (
+            ("loss", "kind"),
+            f"{loss.kind} is for one foreground class, and data.classes has {classes}; use dice_ce, or declare one class",
+        )
+    if loss.weights and not any(getattr(loss, weight) for weight in loss.weights):
+        yield ("loss",), f"{' and '.join(loss.weights)} are both 0; at least one must be above"
 
 
 def _faults_of_patch(size: tuple[int, ...], factors: tuple[int, ...]) -> Iterator[Fault]:

@@ -2,41 +2,111 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fasttrain.recipe.spec import Float, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Seed, Spec, Switch
 
 
-class _DiceTerms(Spec):
-    include_background: bool = False
+class _Loss(Spec):
+    one_channel: ClassVar[bool] = False
+    """True where the loss takes the sigmoid of one output channel, not the softmax of one a class."""
+    weights: ClassVar[tuple[str, ...]] = ()
+    """The keys that must not all be 0."""
+
+
+class OverlapTerms(_Loss):
+    """What every loss that divides an overlap by a size has: `batch` sums over the batch before dividing."""
+
     batch: bool = True
-    squared: bool = False
     smooth: NonNegativeFloat = 1e-5
+
+
+class _DiceTerms(OverlapTerms):
+    squared: bool = False
 
 
 class DiceLossSpec(_DiceTerms):
     """Soft Dice (Milletari et al. 2016); `batch` sums over the batch before dividing, `squared` squares the denominator."""
 
     kind: Literal["dice"]
+    include_background: bool = False
 
 
 class DiceCELossSpec(_DiceTerms):
     """Weighted sum of soft Dice and cross-entropy."""
 
+    weights = ("dice_weight", "ce_weight")
     kind: Literal["dice_ce"]
+    include_background: bool = False
     dice_weight: NonNegativeFloat = 1.0
     ce_weight: NonNegativeFloat = 1.0
 
 
-class CrossEntropyLossSpec(Spec):
+class DiceFocalLossSpec(_DiceTerms):
+    """Weighted sum of soft Dice and the focal loss (Lin et al. 2017), the latter over each class's own sigmoid.
+
+    `gamma` lets voxels that are right count less; `alpha` weighs voxels of a class against those outside it, 1 − alpha.
+    """
+
+    weights = ("dice_weight", "focal_weight")
+    kind: Literal["dice_focal"]
+    include_background: bool = False
+    dice_weight: NonNegativeFloat = 1.0
+    focal_weight: NonNegativeFloat = 1.0
+    gamma: NonNegativeFloat = 2.0
+    alpha: Probability | None = None
+
+
+class GeneralisedDiceLossSpec(OverlapTerms):
+    """One Dice over all classes (Sudre et al. 2017), each weighted by the inverse of its `volume`, of its `square`, or alike.
+
+    `smooth` is 0 unless set: the inverse squares are so small that MONAI's 1e-5 would outweigh a structure of 10⁵ voxels.
+    """
+
+    kind: Literal["generalised_dice"]
+    include_background: bool = False
+    smooth: NonNegativeFloat = 0.0
+    weighting: Literal["square", "volume", "uniform"] = "square"
+
+
+class TverskyLossSpec(OverlapTerms):
+    """Tversky loss (Salehi et al. 2017): `alpha` weighs false positives, `beta` false negatives; with 0.5 each it is Dice."""
+
+    weights = ("alpha", "beta")
+    kind: Literal["tversky"]
+    include_background: bool = False
+    alpha: NonNegativeFloat = 0.3
+    beta: NonNegativeFloat = 0.7
+
+
+class BCEDiceLossSpec(_DiceTerms):
+    """Weighted sum of soft Dice and binary cross-entropy of one output channel, for data with one foreground class."""
+
+    one_channel = True
+    weights = ("dice_weight", "bce_weight")
+    kind: Literal["bce_dice"]
+    dice_weight: NonNegativeFloat = 1.0
+    bce_weight: NonNegativeFloat = 1.0
+
+
+class CrossEntropyLossSpec(_Loss):
     """Cross-entropy over all classes, the background among them."""
 
     kind: Literal["cross_entropy"]
 
 
-LossSpec = Annotated[DiceLossSpec | DiceCELossSpec | CrossEntropyLossSpec, Field(discriminator="kind")]
+LossSpec = Annotated[
+    DiceLossSpec
+    | DiceCELossSpec
+    | DiceFocalLossSpec
+    | GeneralisedDiceLossSpec
+    | TverskyLossSpec
+    | BCEDiceLossSpec
+    | CrossEntropyLossSpec,
+    Field(discriminator="kind"),
+]
 
 
 class SGDSpec(Spec):
@@ -59,7 +129,28 @@ class AdamWSpec(Spec):
     weight_decay: NonNegativeFloat = 1e-2
 
 
-OptimizerSpec = Annotated[SGDSpec | AdamWSpec, Field(discriminator="kind")]
+class AdamSpec(Spec):
+    """Adam (Kingma and Ba 2015); `weight_decay` is added to the gradient, not decoupled as in `adamw`."""
+
+    kind: Literal["adam"]
+    learning_rate: PositiveFloat = 1e-3
+    beta1: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.999
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class NovogradSpec(Spec):
+    """Novograd (Ginsburg et al. 2019): momentum of gradients that are each scaled by a running norm of their layer."""
+
+    kind: Literal["novograd"]
+    learning_rate: PositiveFloat = 1e-3
+    beta1: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.98
+    weight_decay: NonNegativeFloat = 0.0
+    grad_averaging: bool = False
+
+
+OptimizerSpec = Annotated[SGDSpec | AdamWSpec | AdamSpec | NovogradSpec, Field(discriminator="kind")]
 
 
 class _Schedule(Spec):
@@ -86,14 +177,58 @@ class CosineSchedule(_Schedule):
     final: Probability = 0.0
 
 
-ScheduleSpec = Annotated[ConstantSchedule | PolySchedule | CosineSchedule, Field(discriminator="kind")]
+class OneCycleSchedule(_Schedule):
+    """Half a cosine up over the share `warmup` of all steps and half a cosine down over the others (Smith and Topin 2019).
+
+    It begins at the optimizer's learning rate divided by `start_divisor` and ends at that beginning divided by `end_divisor`.
+    """
+
+    kind: Literal["one_cycle"]
+    warmup: Probability = 0.3
+    start_divisor: Annotated[Float, Field(ge=1.0)] = 25.0
+    end_divisor: Annotated[Float, Field(ge=1.0)] = 1e4
+
+
+class PlateauSchedule(_Schedule):
+    """The learning rate is multiplied by `factor` whenever `patience` validations in a row were not better than the best.
+
+    Better: a mean Dice higher by more than `threshold`. It never falls below the share `least` of the optimizer's.
+    """
+
+    kind: Literal["plateau"]
+    factor: Annotated[Float, Field(gt=0.0, lt=1.0)] = 0.5
+    patience: PositiveInt = 5
+    threshold: NonNegativeFloat = 1e-4
+    least: Probability = 1e-3
+
+
+ScheduleSpec = Annotated[
+    ConstantSchedule | PolySchedule | CosineSchedule | OneCycleSchedule | PlateauSchedule, Field(discriminator="kind")
+]
+
+
+class EMASpec(Spec):
+    """An exponential moving average of the weights; validation, `best` and predictions use it.
+
+    After step t it moves towards the weights by 1 − min(`decay`, (1 + t) / (10 + t)): less memory at the beginning.
+    """
+
+    decay: Annotated[Float, Field(gt=0.0, lt=1.0)] = 0.999
+
+
+class EarlyStoppingSpec(Spec):
+    """Ends the run after `patience` validations in a row whose mean Dice did not exceed the best by more than `threshold`."""
+
+    patience: PositiveInt
+    threshold: NonNegativeFloat = 0.0
 
 
 class TrainingSpec(Spec):
     """How long and in what portions.
 
     `batch_size` is patches per forward pass and device, `accumulate` forward passes per optimiser step. An epoch is one pass
-    over the training cases (each giving `data.samples_per_case` patches), or `iterations_per_epoch` optimiser steps.
+    over the training cases (each giving `data.samples_per_case` patches), or `iterations_per_epoch` optimiser steps. Gradients
+    are scaled down to a norm of at most `clip_norm` over all weights.
     """
 
     epochs: PositiveInt
@@ -101,12 +236,23 @@ class TrainingSpec(Spec):
     batch_size: PositiveInt
     accumulate: PositiveInt = 1
     seed: Seed = 0
+    clip_norm: PositiveFloat | None = None
+    ema: EMASpec | None = None
+    early_stopping: EarlyStoppingSpec | None = None
 
 
 class AccelerationSpec(Spec):
-    """What makes a step fast; `auto` lets the machine decide, and the plan says what it decided and why."""
+    """What makes a step fast or small; `auto` lets the machine decide, and the plan says what it decided and why.
+
+    `activation_checkpointing` computes the network's blocks again in the backward pass instead of keeping their results.
+    `fused_optimizer` updates all weights in one kernel. `expandable_segments` lets the GPU's allocator grow its blocks.
+    """
 
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     channels_last: Switch = "auto"
     tf32: Switch = "auto"
+    compile: Switch = "auto"
+    activation_checkpointing: Switch = "auto"
+    fused_optimizer: Switch = "auto"
+    expandable_segments: Switch = "auto"
     threads: Literal["auto"] | PositiveInt = "auto"

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from fasttrain.batches import LoaderSource, Order
+from fasttrain.batches import LoaderSource, Loading, Order
 from fasttrain.data.caches import open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
@@ -59,7 +59,7 @@ def cases(tiny, phantoms: Path) -> CaseSource:
 
 def loader(tiny, cases: CaseSource, workers: int) -> LoaderSource:
     recipe = tiny(training__batch_size=3, augment__noise={"probability": 0.5, "std": 0.2}).recipe
-    return LoaderSource(recipe, cases, Order(len(cases), 1, 0), torch.device("cpu"), workers, False)
+    return LoaderSource(recipe, cases, Order(len(cases), 1, 0), torch.device("cpu"), Loading(workers))
 
 
 def first_batches(source: LoaderSource, position: int, count: int) -> list:

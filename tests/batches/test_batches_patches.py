@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from fasttrain.batches import LoaderSource, Order, ended_worker
+from fasttrain.batches import LoaderSource, Loading, Order, ended_worker
 from fasttrain.batches.crop import cut, draw_corner
 from fasttrain.batches.patch_maker import PatchMaker
 from fasttrain.errors import MachineError
@@ -139,7 +139,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 def loader(tiny, workers: int) -> LoaderSource:
     recipe = tiny(training__batch_size=2).recipe
     cases = Made()
-    return LoaderSource(recipe, cases, Order(len(cases), 1, 0), torch.device("cpu"), workers, False)
+    return LoaderSource(recipe, cases, Order(len(cases), 1, 0), torch.device("cpu"), Loading(workers))
 
 
 def test_workers_end_with_the_source_and_with_the_next_stream(tiny) -> None:
@@ -182,12 +182,12 @@ PARENT = """
     sys.path.insert(0, {tests!r})
     import torch
     from fasttrain import load_recipe
-    from fasttrain.batches import LoaderSource, Order
+    from fasttrain.batches import Loading, LoaderSource, Order
     from conftest import TINY
     sys.path.insert(0, {here!r})
     from test_batches_patches import Made
     recipe = load_recipe("demo", TINY).recipe
-    source = LoaderSource(recipe, Made(), Order(3, 1, 0), torch.device("cpu"), 2, False)
+    source = LoaderSource(recipe, Made(), Order(3, 1, 0), torch.device("cpu"), Loading(2))
     next(source.batches(0))
     print(*[process.pid for process in source._loader._workers], flush=True)
     time.sleep(60)

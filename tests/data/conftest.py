@@ -23,3 +23,9 @@ def real_data() -> Callable[[str], Path]:
         return folder
 
     return find
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds the volumes that another one stored."""
+    monkeypatch.setenv("FASTTRAIN_CACHE", str(tmp_path / "cache"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fasttrain import train
-from fasttrain.batches import LoaderSource, Order
+from fasttrain.batches import LoaderSource, Loading, Order
 from fasttrain.data.caches import open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
@@ -16,6 +16,7 @@ from fasttrain.engine.optim import build_optimizer
 from fasttrain.engine.run import resume
 from fasttrain.engine.step import Precision, Step
 from fasttrain.engine.stop import StopRequest
+from fasttrain.errors import OutOfMemoryError
 from fasttrain.losses import build_loss
 from fasttrain.recipe.training_spec import AdamWSpec, CrossEntropyLossSpec, SGDSpec
 from fasttrain.samples import Batch
@@ -72,7 +73,9 @@ def test_batches_are_those_of_the_cpu(tiny, phantoms: Path) -> None:
     made = []
     for device, workers in (("cpu", 0), ("cuda", 0), ("cuda", 2)):
         cases = open_case_source("memory", found, Preprocess(recipe), 2)
-        source = LoaderSource(recipe, cases, Order(len(cases), 1, 0), torch.device(device), workers, True)
+        source = LoaderSource(
+            recipe, cases, Order(len(cases), 1, 0), torch.device(device), Loading(workers, pin_memory=True)
+        )
         stream = source.batches(4)
         made.append([next(stream) for _ in range(3)])
         source.close()
@@ -102,7 +105,9 @@ def test_cuts_before_augmentation_are_the_cpus_bit_for_bit(tiny, phantoms: Path)
         made = []
         for device, workers, pinned in (("cpu", 0, False), ("cuda", 0, False), ("cuda", 2, True)):
             cases = open_case_source("memory", found, Preprocess(recipe), 2)
-            source = LoaderSource(recipe, cases, Order(len(cases), 1, 0), torch.device(device), workers, pinned)
+            source = LoaderSource(
+                recipe, cases, Order(len(cases), 1, 0), torch.device(device), Loading(workers, pin_memory=pinned)
+            )
             stream = source.batches(position)
             made.append([next(stream) for _ in range(3)])
             source.close()
@@ -159,3 +164,50 @@ def test_a_resume_goes_on_with_the_cpus_order(tiny, phantoms: Path, tmp_path: Pa
     train(recipe, data=phantoms, run=tmp_path / "gpu", device="cuda", stop=stop, observers=[StopAtFour()])
     resume(tmp_path / "gpu")
     assert losses(tmp_path / "gpu") == pytest.approx(losses(on_cpu.run), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"data__copy_stream": "off"},
+        {"data__copy_stream": "on", "data__pin_memory": "off"},
+        {"data__worker_kind": "thread", "data__workers": 2},
+        {"data__workers": 2},
+        {"data__cache__kind": "none"},
+        {"acceleration__expandable_segments": "off"},
+    ],
+    ids=str,
+)
+def test_how_batches_come_changes_no_loss(settings: dict, tiny, phantoms: Path, tmp_path: Path) -> None:
+    deterministic = {"acceleration__tf32": "off", "network__dropout": 0.0, "training__epochs": 2}
+    plain = train(tiny(**deterministic), data=phantoms, run=tmp_path / "plain", device="cuda")
+    other = train(tiny(**deterministic, **settings), data=phantoms, run=tmp_path / "other", device="cuda")
+    assert losses(other.run) == pytest.approx(losses(plain.run), rel=2e-3)
+
+
+@pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
+def test_compiled_and_recomputed_steps_learn_the_same(amp: str, tiny, phantoms: Path, tmp_path: Path) -> None:
+    shared = {"acceleration__amp": amp, "acceleration__tf32": "off", "network__dropout": 0.0, "training__epochs": 2}
+    plain = train(tiny(**shared), data=phantoms, run=tmp_path / "plain", device="cuda")
+    for name, settings in (
+        ("compiled", {"acceleration__compile": "on"}),
+        ("recomputed", {"acceleration__activation_checkpointing": "on"}),
+        ("both", {"acceleration__compile": "on", "acceleration__activation_checkpointing": "on"}),
+    ):
+        other = train(tiny(**shared, **settings), data=phantoms, run=tmp_path / name, device="cuda")
+        tolerance = 2e-3 if amp == "off" else 5e-2
+        assert losses(other.run) == pytest.approx(losses(plain.run), rel=tolerance), name
+
+
+def test_no_memory_for_a_step_is_a_sentence_or_activation_checkpointing(tiny, phantoms: Path, tmp_path: Path) -> None:
+    from fasttrain.engine.choices import choose_step
+    from fasttrain.machine.hardware import survey
+
+    hardware = survey("cuda")
+    huge = tiny(training__batch_size=1_000_000, acceleration__activation_checkpointing="auto").recipe
+    with pytest.raises(OutOfMemoryError, match="does not fit into the .* GiB of"):
+        choose_step(huge, hardware, None)
+    assert torch.cuda.memory_allocated() < 1 << 30
+    fits = choose_step(tiny(training__batch_size=2).recipe, hardware, None)
+    assert not fits.checkpointing
+    assert fits.seconds is not None

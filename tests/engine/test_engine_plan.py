@@ -1,11 +1,14 @@
 """The plan: sizes, each `auto` decided with a reason, and what cannot be done is refused before anything is read."""
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fasttrain.engine import choices
 from fasttrain.engine.plan import Plan, make_plan, sizes_of
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.hardware import GIB, Hardware
@@ -17,11 +20,15 @@ P100 = Hardware("cuda:0", "P100", 4, 16.0, "GPU-3", 16.0, (6, 0), 91000)
 
 
 @pytest.fixture
-def planned(tiny):
-    """A plan for the tiny recipe with settings; layout is set, so that nothing is measured."""
+def planned(tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A plan for the tiny recipe with settings; what a GPU would be measured for is set, since there is none."""
+    monkeypatch.setenv("FASTTRAIN_CACHE", str(tmp_path))
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")
 
     def plan(hardware: Hardware, cache_gib: float = 0.01, former=None, former_device=None, **more: object) -> Plan:
-        recipe = tiny(**more).recipe
+        settled = {"acceleration__compile": "off", "acceleration__activation_checkpointing": "off"}
+        recipe = tiny(**{**settled, **more}).recipe
         sizes = sizes_of(recipe, (4, 2, 0), int(cache_gib * GIB))
         return make_plan(recipe, hardware, sizes, former, former_device)
 
@@ -65,8 +72,15 @@ def test_every_decision_has_a_reason_and_is_kept(planned) -> None:
         "tf32",
         "amp",
         "channels_last",
+        "activation_checkpointing",
+        "compile",
+        "fused_optimizer",
+        "expandable_segments",
         "cache",
         "workers",
+        "worker_kind",
+        "pin_memory",
+        "copy_stream",
     }
     assert all(decision.reason and decision.value for decision in plan.decisions)
     assert plan.record()["sizes"]["steps_per_epoch"] == 5
@@ -88,14 +102,24 @@ def test_workers_are_decided_by_device_cache_and_cores(planned) -> None:
 def test_the_cache_goes_where_it_fits(planned) -> None:
     assert planned(CPU, 1.0, data__cache__kind="auto").cache == "memory"
     large = planned(CPU, 6.0, data__cache__kind="auto")
-    assert large.cache == "none"
+    assert large.cache == "disk"
     assert "6.0 GiB" in reason(large, "cache")
+    nowhere = planned(CPU, 1e9, data__cache__kind="auto")
+    assert nowhere.cache == "none"
+    assert "on the disk of" in reason(nowhere, "cache")
+    half = planned(CPU, 10.0, data__cache={"kind": "smart", "cache_share": 0.5, "replace_rate": 0.5})
+    assert "2 of 4 cases in memory, about 7.5 GiB" in reason(half, "cache")
+    with pytest.raises(
+        OutOfMemoryError, match="smart needs about 9.0 GiB and 8.0 GiB are free; lower data.cache.cache_share"
+    ):
+        planned(CPU, 12.0, data__cache={"kind": "smart", "cache_share": 0.5, "replace_rate": 0.5})
     assert planned(CPU, 6.0, data__cache__kind="memory").cache == "memory"  # the user's word, and there is just room
 
 
 def test_a_memory_cache_that_cannot_fit_is_refused_with_both_sizes(planned) -> None:
     with pytest.raises(
-        OutOfMemoryError, match=r"data.cache.kind: memory needs about 9\.0 GiB and 8\.0 GiB are free; use none"
+        OutOfMemoryError,
+        match=r"data.cache.kind: memory needs about 9\.0 GiB and 8\.0 GiB are free; use disk, smart or none",
     ):
         planned(CPU, 9.0, data__cache__kind="memory")
 
@@ -138,3 +162,44 @@ def test_threads_are_few_beside_a_gpu(planned) -> None:
     assert planned(CPU, acceleration__threads=2).threads == 2
     assert 1 <= planned(H100, acceleration__threads="auto").threads <= 4
     assert math.isfinite(planned(CPU, acceleration__threads="auto").threads)
+
+
+def test_compiling_is_done_where_it_can_be_and_pays(planned, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    off = planned(CPU, acceleration__compile="auto")
+    assert not off.compile
+    assert "minutes to begin" in reason(off, "compile")
+    assert planned(CPU, acceleration__compile="on").compile
+
+    def chosen(setting: str, seconds: float | None, missing: str | None = None) -> tuple[bool, str]:
+        monkeypatch.setattr(choices, "missing_for_compile", lambda: missing)
+        recipe = tiny(acceleration__compile=setting).recipe
+        return choices.choose_compile(recipe, H100, sizes_of(recipe, (4, 2, 0), 0), seconds, None)
+
+    assert chosen("auto", 60.0) == (True, "about 1200 s of training steps pay for some 30 s of compiling")
+    assert not chosen("auto", 0.01)[0]
+    assert not chosen("auto", None)[0]
+    assert chosen("on", None) == (True, "set in the recipe")
+    on, why = chosen("on", 60.0, "there is no C compiler (install gcc)")
+    assert not on
+    assert why == "asked for, but there is no C compiler (install gcc), so the network runs as it is"
+
+
+def test_what_a_cpu_has_no_use_for_is_said(planned) -> None:
+    plan = planned(CPU, acceleration__expandable_segments="on", data__pin_memory="on", data__copy_stream="on")
+    for name in ("expandable_segments", "pin_memory", "copy_stream"):
+        assert not getattr(plan, name)
+        assert reason(plan, name).startswith("asked for, but there is no GPU")
+
+
+def test_the_users_own_allocator_setting_stands(planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    plan = planned(H100)
+    assert not plan.expandable_segments
+    assert "in the environment" in reason(plan, "expandable_segments")
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
+
+
+def test_segments_grow_on_a_gpu(planned) -> None:
+    assert planned(H100).expandable_segments
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert not planned(H100, acceleration__expandable_segments="off").expandable_segments

@@ -15,7 +15,8 @@ from fasttrain.recipe.network_spec import DynUNetSpec
 
 STRIDES = ((1, 2, 2), (2, 2, 2), (2, 2, 2))
 SPEC = DynUNetSpec(kind="dynunet", features=(4, 6, 8, 10), strides=STRIDES, deep_supervision=2, residual=True)
-IMAGE_SHAPE = (2, 1, 8, 16, 16)
+PATCH = (8, 16, 16)
+IMAGE_SHAPE = (2, 1, *PATCH)
 
 
 def monai_network(spec: DynUNetSpec) -> DynUNet:
@@ -35,7 +36,7 @@ def monai_network(spec: DynUNetSpec) -> DynUNet:
 
 
 def test_heads_keep_the_resolution_of_their_stage() -> None:
-    network = build_network(SPEC, 3, 1, 3).train()
+    network = build_network(SPEC, PATCH, 1, 3).train()
     heads = network(torch.randn(IMAGE_SHAPE))
     assert isinstance(heads, tuple)
     assert [tuple(head.shape) for head in heads] == [(2, 3, 8, 16, 16), (2, 3, 8, 8, 8), (2, 3, 4, 4, 4)]
@@ -46,14 +47,14 @@ def test_heads_keep_the_resolution_of_their_stage() -> None:
 
 def test_2d_heads() -> None:
     spec = DynUNetSpec(kind="dynunet", features=(4, 6, 8), strides=(2, 2), deep_supervision=1)
-    heads = build_network(spec, 2, 1, 3).train()(torch.randn(2, 1, 16, 8))
+    heads = build_network(spec, (16, 8), 1, 3).train()(torch.randn(2, 1, 16, 8))
     assert [tuple(head.shape) for head in heads] == [(2, 3, 16, 8), (2, 3, 8, 4)]
 
 
 @pytest.mark.parametrize("supervision", [0, 1, 2])
 def test_weights_of_monai_load_and_give_its_outputs(supervision: int) -> None:
     spec = SPEC.model_copy(update={"deep_supervision": supervision})
-    theirs, ours = monai_network(spec), build_network(spec, 3, 1, 3)
+    theirs, ours = monai_network(spec), build_network(spec, PATCH, 1, 3)
     assert list(theirs.state_dict()) == list(ours.state_dict())
     ours.load_state_dict(theirs.state_dict())
     image = torch.randn(IMAGE_SHAPE)
@@ -68,7 +69,7 @@ def test_weights_of_monai_load_and_give_its_outputs(supervision: int) -> None:
 
 
 def test_gradients_are_those_of_monai() -> None:
-    theirs, ours = monai_network(SPEC), build_network(SPEC, 3, 1, 3)
+    theirs, ours = monai_network(SPEC), build_network(SPEC, PATCH, 1, 3)
     ours.load_state_dict(theirs.state_dict())
     image = torch.randn(IMAGE_SHAPE)
     theirs.train()(image).square().mean().backward()
@@ -82,7 +83,7 @@ def test_gradients_are_those_of_monai() -> None:
 def test_initial_weights_are_hes_with_zero_biases() -> None:
     torch.manual_seed(0)
     spec = DynUNetSpec(kind="dynunet", features=(32, 32, 32), strides=(2, 2))
-    network = build_network(spec, 3, 1, 3)
+    network = build_network(spec, PATCH, 1, 3)
     weight = network.get_parameter("bottleneck.conv2.conv.weight")
     expected = math.sqrt(2.0 / (1 + 0.01**2)) / math.sqrt(32 * 27)
     assert weight.std().item() == pytest.approx(expected, rel=0.02)
@@ -100,4 +101,4 @@ def test_initial_weights_are_hes_with_zero_biases() -> None:
 def test_kernels_that_change_the_size_are_refused(change: dict[str, object], key: str) -> None:
     values = {"kind": "dynunet", "features": (4, 8, 16), "strides": (2, 2), **change}
     with pytest.raises(RecipeError, match=key.replace("[", r"\[")):
-        build_network(DynUNetSpec.model_validate(values), 3, 1, 3)
+        build_network(DynUNetSpec.model_validate(values), PATCH, 1, 3)

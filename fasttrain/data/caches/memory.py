@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from monai.data import CacheDataset
 
 from fasttrain.data.caches.filling import Gathering, Progress
+from fasttrain.data.caches.storing import Options
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, Sample
 
@@ -31,7 +32,9 @@ class MemoryCache:
         self._dataset.set_data([])
 
 
-def open_memory(cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None) -> MemoryCache:
+def open_memory(
+    cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
+) -> MemoryCache:
     """Preprocesses every case with `workers` threads; raises one DataError with the faults of all."""
     gathering = Gathering(preprocess, len(cases), progress)
     with gathering.ending_together():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fasttrain.data.caches.filling import Progress, check_cases
+from fasttrain.data.caches.storing import Options
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, Sample
 
@@ -26,7 +27,9 @@ class NoCache:
         """Nothing is held."""
 
 
-def open_none(cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None) -> NoCache:
+def open_none(
+    cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
+) -> NoCache:
     """Reads every case once to check it; raises one DataError with the faults of all."""
     check_cases(cases, preprocess, workers, progress)
     return NoCache(cases, preprocess)

@@ -1,0 +1,255 @@
+"""Owns the decision of each `auto` of a recipe for this machine, with the reason that the plan gives for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasttrain.data.caches import Window, require_lmdb, volumes_folder
+from fasttrain.engine.trial import Candidate, measure
+from fasttrain.errors import MachineError, OutOfMemoryError
+from fasttrain.machine.allocator import allocator_setting
+from fasttrain.machine.compiler import missing_for_compile
+from fasttrain.machine.hardware import GIB, Hardware
+from fasttrain.machine.limits import disk_free_bytes
+from fasttrain.recipe import Recipe
+from fasttrain.recipe.training_spec import NovogradSpec
+
+if TYPE_CHECKING:
+    from fasttrain.engine.plan import Sizes
+
+_MEMORY_SHARE = 0.6
+_DISK_SHARE = 0.8
+_MOST_AUTO_WORKERS = 8
+_NOISE = 1.1
+_SET = "set in the recipe"
+_COMPILE_PAYS_SECONDS = 300.0
+"""Compiling takes 20 to 40 s when nothing is cached and saves a sixth or so of the training after it."""
+
+
+@dataclass(frozen=True)
+class StepChoice:
+    """How a training step is computed. `seconds` is what one took where it was measured; `reasons` by the decision's name."""
+
+    candidate: Candidate
+    checkpointing: bool
+    seconds: float | None
+    reasons: dict[str, str]
+
+
+def choose_tf32(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
+    setting = recipe.acceleration.tf32
+    able = hardware.compute_capability is not None and hardware.compute_capability >= (8, 0)
+    if setting == "on" and not able:
+        return False, f"asked for, but {hardware.device_name} has no TF32"
+    if setting != "auto":
+        return setting == "on", _SET
+    return able, "float32 convolutions on tensor cores" if able else f"{hardware.device_name} has no TF32"
+
+
+def _amp_choices(recipe: Recipe, hardware: Hardware) -> tuple[list[str], str]:
+    setting = recipe.acceleration.amp
+    capability = hardware.compute_capability
+    if not hardware.on_gpu:
+        if setting == "fp16":
+            raise MachineError("acceleration.amp: fp16 needs a GPU; use bf16, off or auto on a CPU")
+        return (["bf16", "off"], "") if setting == "auto" else ([setting], _SET)
+    assert capability is not None
+    if setting == "bf16" and capability < (8, 0):
+        raise MachineError(f"acceleration.amp: {hardware.device_name} has no bf16; use fp16, off or auto")
+    if setting != "auto":
+        return [setting], _SET
+    if capability >= (8, 0):
+        return ["bf16"], "tensor cores, and the range of float32, so that no loss scaling is needed"
+    if capability >= (7, 0):
+        return ["fp16"], f"{hardware.device_name} has tensor cores for fp16 and none for bf16"
+    return ["off"], f"{hardware.device_name} has no tensor cores"
+
+
+def choose_step(recipe: Recipe, hardware: Hardware, kept: Mapping[str, Any] | None) -> StepChoice:
+    """Precision, memory layout and activation checkpointing, measured where the recipe leaves them open.
+
+    `kept`: the plan of the run that goes on here, whose choice stands. Raises MachineError for a precision that the device has
+    not, OutOfMemoryError where no way of computing a step fits.
+    """
+    amps, amp_reason = _amp_choices(recipe, hardware)
+    layout = recipe.acceleration.channels_last
+    layouts = [True, False] if layout == "auto" else [layout == "on"]
+    layout_reason = "" if layout == "auto" else _SET
+    checkpointing = recipe.acceleration.activation_checkpointing
+    if kept is not None and kept["amp"] in amps and kept["channels_last"] in layouts:
+        stands = "as the run began; on the same device the choice stands"
+        again = kept.get("activation_checkpointing", False) if checkpointing == "auto" else checkpointing == "on"
+        reasons = {"amp": amp_reason or stands, "channels_last": layout_reason or stands}
+        reasons["activation_checkpointing"] = stands if checkpointing == "auto" else _SET
+        return StepChoice(Candidate(kept["amp"], kept["channels_last"]), again, None, reasons)
+    candidates = [Candidate(amp, channels_last) for amp in amps for channels_last in layouts]
+    # A GPU's step is measured even where one way is left: whether it fits, and whether compiling pays, hangs on it
+    if len(candidates) == 1 and not (hardware.on_gpu and _open_on_gpu(recipe)):
+        reasons = {"amp": amp_reason, "channels_last": layout_reason}
+        reasons["activation_checkpointing"] = (
+            _SET if checkpointing != "auto" else "nothing is computed twice unless asked"
+        )
+        return StepChoice(candidates[0], checkpointing == "on", None, reasons)
+    again, why = checkpointing == "on", _SET if checkpointing != "auto" else "a step fits without"
+    seconds = measure(recipe, hardware, candidates, again)
+    if not seconds and checkpointing == "auto" and hardware.on_gpu:
+        again, why = True, f"a step does not fit into {hardware.gpu_gib} GiB without"
+        seconds = measure(recipe, hardware, candidates, again)
+    if not seconds:
+        raise OutOfMemoryError(_does_not_fit(recipe, hardware))
+    # The first ones are the likely ones: another must be clearly faster, or noise would change the choice from run to run
+    least = min(seconds.values())
+    best = next(candidate for candidate in candidates if seconds.get(candidate, least * 9) <= least * _NOISE)
+    told = _told(seconds, best)
+    reasons = {"amp": amp_reason or told, "channels_last": layout_reason or told, "activation_checkpointing": why}
+    return StepChoice(best, again, seconds[best], reasons)
+
+
+def _open_on_gpu(recipe: Recipe) -> bool:
+    return "auto" in (recipe.acceleration.activation_checkpointing, recipe.acceleration.compile)
+
+
+def _does_not_fit(recipe: Recipe, hardware: Hardware) -> str:
+    training = recipe.training
+    return (
+        f"a training step of {training.batch_size} patches of {list(recipe.patch.size)} does not fit into the "
+        f"{hardware.gpu_gib} GiB of {hardware.device_name}; lower training.batch_size or patch.size, or take a smaller network"
+    )
+
+
+def _told(seconds: Mapping[Candidate, float], best: Candidate) -> str:
+    shown = ", ".join(f"{candidate} {value * 1000:.0f} ms" for candidate, value in _by_seconds(seconds))
+    near = "" if _by_seconds(seconds)[0][0] == best else f"; {best} is no more than 10% behind and the usual choice"
+    return f"measured, a training step: {shown}{near}"
+
+
+def _by_seconds(seconds: Mapping[Candidate, float]) -> Sequence[tuple[Candidate, float]]:
+    return sorted(seconds.items(), key=lambda pair: pair[1])
+
+
+def choose_cache(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> tuple[str, str]:
+    """Where volumes are kept: in memory where they take no more than a share of what is free, else on a disk with room.
+
+    Raises OutOfMemoryError for a memory cache that cannot fit, MachineError where the recipe asks for a missing extra.
+    """
+    setting, spec = recipe.data.cache.kind, recipe.data.cache
+    need, free = sizes.cache_bytes / GIB, hardware.memory_free_gib
+    about = _amount(need)
+    if setting == "lmdb":
+        require_lmdb()
+    if setting == "smart":
+        window = Window(spec, sizes.training_cases)
+        held = need * window.most_in_memory / max(sizes.training_cases, 1)
+        _check_fits("smart", held, free, "lower data.cache.cache_share")
+        return setting, f"{_SET}; {window.held} of {sizes.training_cases} cases in memory, {_amount(held)}"
+    if setting == "memory":
+        _check_fits("memory", need, free, "use disk, smart or none")
+    if setting != "auto":
+        return setting, f"{_SET}; {about}"
+    if need <= free * _MEMORY_SHARE:
+        return "memory", f"{about} of {free:.1f} GiB free"
+    why = f"{about} would not leave enough of {free:.1f} GiB free"
+    folder = volumes_folder(spec, os.environ, Path("runs"))
+    room = disk_free_bytes(folder) / GIB
+    if need <= room * _DISK_SHARE:
+        return "disk", f"{why}; {folder} has {room:.0f} GiB"
+    return "none", f"{why}, nor of {room:.1f} GiB on the disk of {folder}"
+
+
+def _check_fits(kind: str, need: float, free: float, cure: str) -> None:
+    if need > free:
+        raise OutOfMemoryError(
+            f"data.cache.kind: {kind} needs {_amount(need)} and {free:.1f} GiB are free; {cure}, or a machine with more"
+        )
+
+
+def _amount(gib: float) -> str:
+    return f"about {gib:.1f} GiB" if gib >= 1 else f"about {gib * 1024:.0f} MiB"
+
+
+def choose_workers(recipe: Recipe, hardware: Hardware, cache: str) -> tuple[int, str]:
+    setting = recipe.data.workers
+    if isinstance(setting, int):
+        return setting, _SET
+    if not hardware.on_gpu and cache == "memory":
+        return 0, "the cases are in memory and the CPU's cores train"
+    workers = max(1, min(hardware.cpus - 1, _MOST_AUTO_WORKERS))
+    return workers, f"{hardware.cpus} CPUs may be used"
+
+
+def choose_compile(
+    recipe: Recipe, hardware: Hardware, sizes: Sizes, seconds: float | None, kept: Mapping[str, Any] | None
+) -> tuple[bool, str]:
+    """Whether torch.compile is worth its start-up, by the step's measured seconds; `on` needs the tools all the same."""
+    setting = recipe.acceleration.compile
+    if setting == "off":
+        return False, _SET
+    if not hardware.on_gpu:
+        if setting == "on":
+            return True, f"{_SET}; on a CPU it may take minutes to begin"
+        return False, "on a CPU it takes minutes to begin"
+    missing = missing_for_compile()
+    if missing is not None:
+        return False, f"{'asked for, but ' if setting == 'on' else ''}{missing}, so the network runs as it is"
+    if setting == "on":
+        return True, _SET
+    if kept is not None and "compile" in kept:
+        return bool(kept["compile"]), "as the run began; on the same device the choice stands"
+    if seconds is None:
+        return False, "nothing was measured; set acceleration.compile: on for a run of more than some minutes"
+    training = seconds * sizes.accumulate * sizes.total_steps
+    told = f"about {training:.0f} s of training steps"
+    if training >= _COMPILE_PAYS_SECONDS:
+        return True, f"{told} pay for some 30 s of compiling"
+    return False, f"{told} would not pay for some 30 s of compiling"
+
+
+def choose_fused(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
+    """Whether the optimiser updates all weights in one kernel."""
+    if isinstance(recipe.optimizer, NovogradSpec):
+        return True, "Novograd has one form only, which updates weight by weight"
+    setting = recipe.acceleration.fused_optimizer
+    return setting != "off", _SET if setting != "auto" else "one kernel for all weights, and no wait for a check"
+
+
+def choose_segments(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
+    """Whether the GPU's allocator may grow its blocks; what the user's environment says comes first."""
+    setting, given = recipe.acceleration.expandable_segments, allocator_setting()
+    if not hardware.on_gpu:
+        return False, f"{'asked for, but ' if setting == 'on' else ''}there is no GPU"
+    if given is not None:
+        return "expandable_segments:True" in given, f"{given} in the environment"
+    if setting == "on" or (setting == "auto" and sys.platform == "linux"):
+        return True, _SET if setting == "on" else "memory of one shape can serve another"
+    return False, _SET if setting == "off" else "Linux alone has them"
+
+
+def choose_pinning(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
+    """Whether batches wait in pinned memory."""
+    setting = recipe.data.pin_memory
+    if not hardware.on_gpu:
+        return False, f"{'asked for, but ' if setting == 'on' else ''}there is no GPU to copy to"
+    return setting != "off", _SET if setting != "auto" else "a GPU copies from it without waiting"
+
+
+def choose_copy_stream(recipe: Recipe, hardware: Hardware, pinned: bool) -> tuple[bool, str]:
+    """Whether the next batch is copied to the GPU while a step runs."""
+    setting = recipe.data.copy_stream
+    if not hardware.on_gpu:
+        return False, f"{'asked for, but ' if setting == 'on' else ''}there is no GPU to copy to"
+    if setting == "auto":
+        return pinned, "copies run beside the step" if pinned else "copies from memory that is not pinned wait anyway"
+    return setting == "on", _SET
+
+
+def choose_worker_kind(recipe: Recipe, workers: int, cache: str) -> tuple[str, str]:
+    """Processes or threads."""
+    setting = recipe.data.worker_kind
+    if setting != "auto":
+        return setting, _SET
+    return "process", "threads share the interpreter's lock with the training" if workers else "there are no workers"

@@ -1,0 +1,27 @@
+"""Owns the settings of torch's GPU allocator, which reads them from the environment when it is first used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The name since torch 2.10, and the one before."""
+_GROWING = "expandable_segments:True"
+
+
+def allocator_setting(environ: MutableMapping[str, str] = os.environ) -> str | None:
+    """The variable by which the user set the allocator, with its value; None where nobody but fasttrain did."""
+    found = ((name, environ.get(name)) for name in _VARIABLES)
+    return next((f"{name}={value}" for name, value in found if value and value != _GROWING), None)
+
+
+def expand_segments(wanted: bool, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Asks for segments that grow, so that memory of one shape can serve another, or takes that back; call it before the GPU is
+    used for the first time.
+    """
+    for name in _VARIABLES:
+        if wanted:
+            environ[name] = _GROWING
+        elif environ.get(name) == _GROWING:
+            del environ[name]
