@@ -1,6 +1,7 @@
 """fasttrain: trains medical-image networks as fast as the card allows.
 
-From Python: `from fasttrain import load_recipe, train`. Both are loaded on first use, so that importing the package is free.
+From Python: `from fasttrain import load_recipe, train, train_folds`. They are loaded on first use, so that importing the package
+is free.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["load_recipe", "train"]
+__all__ = ["load_recipe", "train", "train_folds"]
 
 if TYPE_CHECKING:
+    from fasttrain.engine.folds import train_folds
     from fasttrain.engine.run import train
     from fasttrain.recipe import resolve as load_recipe
 
@@ -24,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from fasttrain.engine.run import train
 
         return train
+    if name == "train_folds":
+        from fasttrain.engine.folds import train_folds
+
+        return train_folds
     raise AttributeError(f"module 'fasttrain' has no attribute {name!r}")

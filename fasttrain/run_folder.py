@@ -18,8 +18,9 @@ from fasttrain.errors import RecipeError, StorageError
 FORMAT_VERSION = 1
 
 ENVIRONMENT_KEYS = {"format": int, "hardware.device_name": str, "arguments.data": str, "arguments.device": str}
+FOLDS_KEYS = {"format": int, "folds": int, "device": str}
 PLAN_KEYS = {"amp": str, "channels_last": bool, "cases.training": list, "cases.validation": list}
-"""What resume and `open_run` rely on in `environment.json` and `plan.json`."""
+"""What resume and `open_run` rely on in `environment.json`, `folds.json` and `plan.json`."""
 _CLAIMED: set[str] = set()
 """Folders that runs of this process are in; closing a second handle on one would end the first one's record lock."""
 _EPOCH_FILE = re.compile(r"^epoch_(\d+)\.pt$")
@@ -85,7 +86,9 @@ def _free(folder: Path) -> str:
 
 class RunFolder:
     """One run's folder: `recipe.yaml, environment.json, plan.json, metrics.csv, events.jsonl, summary.json, checkpoints/,
-    plots/`. It is claimed by a lock that ends with its process, so that two processes never write into one run.
+    plots/, pictures/, tensorboard/`.
+
+    It is claimed by a lock that ends with its process, so that two processes never write into one run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +103,14 @@ class RunFolder:
         self.last = self.checkpoints / "last.pt"
         self.best = self.checkpoints / "best.pt"
         self.plots = path / "plots"
+        self.pictures = path / "pictures"
+        self.tensorboard = path / "tensorboard"
+        self.folds = path / "folds.json"
         self._lock: IO[bytes] | None = None
+
+    def fold(self, number: int) -> Path:
+        """The run of a fold (from 0), where this folder holds all folds of a split."""
+        return self.path / f"fold_{number}"
 
     def epoch_file(self, epoch: int) -> Path:
         """Where the periodic checkpoint of an epoch (from 1) lies."""
@@ -171,7 +181,7 @@ class RunFolder:
             ) from error
         self.claim()
         if self.never_trained():
-            for left in (self.recipe, self.environment, self.plan, self.metrics, self.events, self.summary):
+            for left in (self.recipe, self.environment, self.plan, self.metrics, self.events, self.summary, self.folds):
                 left.unlink(missing_ok=True)
 
     def claim(self) -> None:
@@ -221,7 +231,7 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Removes what a killed process left half written."""
-        for folder in (self.path, self.checkpoints, self.plots):
+        for folder in (self.path, self.checkpoints, self.plots, self.pictures):
             for left in folder.glob(".*.part") if folder.is_dir() else ():
                 with contextlib.suppress(OSError):
                     left.unlink()

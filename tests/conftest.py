@@ -25,6 +25,7 @@ TINY = {
     "validation.every": 1,
     "output.log_every": 1,
     "output.plots": False,
+    "output.pictures": "off",
     "acceleration.amp": "off",
     "acceleration.channels_last": "off",
     "acceleration.threads": 1,
@@ -36,6 +37,12 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("phantoms")
     ensure_phantoms(PhantomSource(kind="phantom", cases=TINY["data.source.cases"]), folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_values() -> dict:
+    """The settings that make the demo recipe tiny."""
+    return dict(TINY)
 
 
 @pytest.fixture(scope="session")

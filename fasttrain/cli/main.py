@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import typer
 
+from fasttrain.cli.data_commands import data_app
 from fasttrain.cli.figures import one_line
 from fasttrain.cli.recipe_commands import recipes_app
 from fasttrain.cli.run_commands import resume_command, train_command
@@ -38,7 +39,8 @@ app.command("train", epilog=_EPILOG)(train_command)
 app.command("resume", epilog=_EPILOG)(resume_command)
 app.command("evaluate", epilog=_EPILOG)(evaluate_command)
 app.command("predict", epilog=_EPILOG)(predict_command)
-app.add_typer(recipes_app, name="recipes", help="List, show, copy and validate recipes.")
+app.add_typer(recipes_app, name="recipes", help="List, show, copy, validate and suggest recipes.")
+app.add_typer(data_app, name="data", help="Fetch public data sets.")
 
 
 def _version(shown: bool) -> None:

@@ -1,4 +1,4 @@
-"""Owns `recipes list | show | keys | copy | validate`."""
+"""Owns `recipes list | show | keys | copy | validate | suggest`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
+from fasttrain.cli.figures import one_line
 from fasttrain.cli.printing import print_json, print_table
-from fasttrain.errors import RecipeError, StorageError
+from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.views import open_view
+from fasttrain.errors import EXIT_DONE, RecipeError, StorageError
 from fasttrain.recipe import bundled_recipes, find_recipe, resolve
+from fasttrain.recipe.bundled import SUFFIXES
+from fasttrain.recipe.spec import FolderName
+from fasttrain.telemetry.events import Message, Progress
 
 _EXTENDS = re.compile(r"^extends:[ \t]+(?P<name>[^#\n]*[^#\s])", re.MULTILINE)
 
@@ -73,14 +80,7 @@ def copy_command(
     if target.is_dir():
         target = target / source.name
     text = _with_parent_found(_text_of(source), source, target)
-    try:
-        _write_new(target, text)
-    except FileExistsError as error:
-        raise RecipeError(f"{target} exists already; choose another name") from error
-    except FileNotFoundError as error:
-        raise StorageError(f"{target} cannot be made: its folder {target.parent} does not exist") from error
-    except OSError as error:
-        raise StorageError(f"{target} cannot be written: {error.strerror}") from error
+    _write_or_refuse(target, text)
     print(target)
 
 
@@ -101,6 +101,72 @@ def validate_command(
         raise RecipeError(faults)
 
 
+@recipes_app.command("suggest")
+def suggest_command(
+    data: Annotated[Path, typer.Option("--data", help="Folder of images and labels; every case is read.")],
+    gpu_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-gib", help="Memory of the GPU to plan for, 0 for a CPU; else this machine's.", min=0, max=1024
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the recipe; else the folder's.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="New file; else NAME.yaml here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> int:
+    """Look at a data set and write a commented recipe that trains on it, by nnU-Net's rules."""
+    name = _checked_name(data.absolute().resolve().name or "suggested" if name is None else name)
+    target = _checked_target(Path(f"{name}.yaml") if out is None else out, name)
+    if gpu_gib is not None and gpu_gib != gpu_gib:
+        raise RecipeError("--gpu-gib nan: should be a number of GiB, or 0 for a CPU")
+    view = open_view(sys.stderr)
+    with stop_on_signals() as stop:
+        from fasttrain.engine.stop import Stopped
+        from fasttrain.engine.suggesting import suggest
+
+        def progress(done: int, total: int) -> None:
+            view.on_event(Progress("reading cases", done, total))
+            stop.check()
+
+        try:
+            stop.begun = True
+            suggestion = suggest(data, name, target, gpu_gib, progress)
+            for sentence in suggestion.warnings():
+                view.on_event(Message(sentence, "warning"))
+        except Stopped:
+            return stop.exit_code
+        finally:
+            view.close()
+    _write_or_refuse(target, suggestion.text)
+    if json:
+        print_json({"recipe": str(target), "name": name, "data": str(data), **suggestion.record()})
+        return EXIT_DONE
+    for title, text in suggestion.rows():
+        print(f"{title:<8} {one_line(text)}", file=sys.stderr)
+    print(target)
+    return EXIT_DONE
+
+
+def _checked_name(name: str) -> str:
+    try:
+        return TypeAdapter(FolderName).validate_python(name)
+    except ValidationError as error:
+        text = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise RecipeError(f"--name {name}: {text}") from error
+
+
+def _checked_target(out: Path, name: str) -> Path:
+    """Looked at before the cases are read, which can take minutes."""
+    target = out / f"{name}.yaml" if out.is_dir() else out
+    if target.suffix not in SUFFIXES:
+        raise RecipeError(f"--out {target}: a recipe file ends in {' or '.join(SUFFIXES)}")
+    if target.exists() or target.is_symlink():
+        raise RecipeError(f"{target} exists already; choose another file with --out or another --name")
+    if not target.parent.is_dir():
+        raise StorageError(f"{target} cannot be made: its folder {target.parent} does not exist")
+    return target
+
+
 def _with_parent_found(text: str, source: Path, target: Path) -> str:
     """The text with `extends: FILE` as seen from the copy: a file beside the original is not beside that."""
     match = _EXTENDS.search(text)
@@ -109,6 +175,17 @@ def _with_parent_found(text: str, source: Path, target: Path) -> str:
         return text
     seen = os.path.relpath(parent.resolve(), target.parent.resolve())
     return f"{text[: match.start('name')]}{seen}{text[match.end('name') :]}"
+
+
+def _write_or_refuse(target: Path, text: str) -> None:
+    try:
+        _write_new(target, text)
+    except FileExistsError as error:
+        raise RecipeError(f"{target} exists already; choose another name") from error
+    except FileNotFoundError as error:
+        raise StorageError(f"{target} cannot be made: its folder {target.parent} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error.strerror}") from error
 
 
 def _write_new(target: Path, text: str) -> None:

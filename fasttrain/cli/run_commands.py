@@ -17,6 +17,7 @@ from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
 from fasttrain.recipe import Recipe, resolve
 from fasttrain.run_folder import RunFolder, newest_unfinished
+from fasttrain.telemetry.events import Observer
 
 if TYPE_CHECKING:
     from fasttrain.engine.run import RunResult
@@ -39,14 +40,20 @@ def train_command(
     data: DataOption = None,
     assignments: SetOption = None,
     run: Annotated[Path | None, typer.Option("--run", help="New run folder; else ./runs/NAME-TIMESTAMP.")] = None,
-    fold: Annotated[int | None, typer.Option("--fold", help="Fold of a k-fold split that validates.", min=0)] = None,
+    fold: Annotated[
+        str | None,
+        typer.Option("--fold", help="Fold of a k-fold split that validates; all: every fold in turn.", metavar="K|all"),
+    ] = None,
     device: DeviceOption = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and train nothing.")] = False,
     json: JsonOption = False,
 ) -> int:
     """Train a recipe in a new run folder."""
     sets = list(assignments or [])
-    if fold is not None:
+    all_folds = fold == "all"
+    if fold is not None and not all_folds:
+        if not fold.isdecimal():
+            raise RecipeError(f"--fold {fold}: should be a number from 0, or all")
         sets.append(f"data.split.fold={fold}")
     resolved = resolve(recipe, sets)
     # Looked at before torch is loaded, which takes seconds
@@ -61,6 +68,10 @@ def train_command(
             prepared = engine.prepare(resolved.recipe, data, device, _warn)
             print_plan(prepared, json)
             return 0
+        if all_folds:
+            from fasttrain.engine.folds import train_folds
+
+            return _told_all(train_folds(resolved, data=data, run=run, device=device, watch=_watch, stop=stop), json)
         result = engine.train(
             resolved,
             data=data,
@@ -102,6 +113,10 @@ def resume_command(
     with stop_on_signals() as stop:
         from fasttrain.engine import run as engine
 
+        if folder.folds.exists():
+            from fasttrain.engine.folds import resume_folds
+
+            return _told_all(resume_folds(run, data=data, device=device, watch=_watch, stop=stop), json)
         result = engine.resume(
             run, data=data, device=device, observers=[open_view(sys.stderr)], stop=stop, began=process_start()
         )
@@ -127,6 +142,23 @@ def _told(result: RunResult, json: bool) -> int:
     if json:
         print_json({"run": str(result.run), **result.summary})
     return result.exit_code
+
+
+def _watch(fold: int, folds: int) -> list[Observer]:
+    print(f"fold {fold} of 0 to {folds - 1}", file=sys.stderr)
+    return [open_view(sys.stderr)]
+
+
+def _told_all(result: RunResult, json: bool) -> int:
+    summary = result.summary
+    scored, dice = len(summary.get("cases", {})), summary["best"]["value"]
+    score = (
+        f"mean Dice {dice:.4f} over {scored} cases, each by the network that never saw it"
+        if dice is not None
+        else "no score"
+    )
+    print(f"all folds, {summary['status']}: {score}; run folder {result.run}", file=sys.stderr)
+    return _told(result, json)
 
 
 def _warn(event: Any) -> None:

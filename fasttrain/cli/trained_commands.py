@@ -100,7 +100,7 @@ def predict_command(
 def _opened(trained: TrainedRun, view: Observer) -> TrainedRun:
     for sentence in trained.warnings:
         view.on_event(Message(sentence, "warning"))
-    view.on_event(Message(f"weights of epoch {trained.epoch}, {trained.checkpoint}"))
+    view.on_event(Message(trained.weights))
     return trained
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,17 +21,11 @@ DECATHLON_TASKS = {
 def data_root(recipe: Recipe, given: Path | None, environ: Mapping[str, str]) -> Path:
     """The folder of the recipe's data set; for phantoms it is made where it is missing.
 
-    Raises DataError for a missing folder, naming where it was looked for and where the set can be had if that is known, and
+    Raises DataError for a missing folder, naming where it was looked for and the command that fetches it if there is one, and
     StorageError where a folder for phantoms cannot be made.
     """
     name = recipe.data_name
-    base = environ.get("FASTTRAIN_DATA")
-    if given is not None:
-        root, origin = given, "--data"
-    elif base:
-        root, origin = Path(base).expanduser() / name, "$FASTTRAIN_DATA"
-    else:
-        root, origin = Path("data") / name, "./data, since $FASTTRAIN_DATA is not set"
+    root, origin = (given, "--data") if given is not None else usual_folder(name, environ)
     if recipe.data.source.kind == "phantom":
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -43,8 +38,16 @@ def data_root(recipe: Recipe, given: Path | None, environ: Mapping[str, str]) ->
         return root
     if root.exists():
         raise DataError(f"{root} (from {origin}) is a file; the folder of the data set {name} is expected")
-    task = DECATHLON_TASKS.get(name)
-    fetch = f"; it is {task} of http://medicaldecathlon.com" if task is not None else ""
+    where = "" if given is None else f" --to {shlex.quote(str(given))}"
+    fetch = f"fetch it with `fasttrain data fetch {name}{where}`, or " if name in DECATHLON_TASKS else ""
     raise DataError(
-        f"the data set {name} is not at {root.absolute()} (from {origin}); name its folder with --data{fetch}"
+        f"the data set {name} is not at {root.absolute()} (from {origin}); {fetch}name its folder with --data"
     )
+
+
+def usual_folder(name: str, environ: Mapping[str, str]) -> tuple[Path, str]:
+    """Where a set of that name lies unless another folder is given, and what says so."""
+    base = environ.get("FASTTRAIN_DATA")
+    if base:
+        return Path(base).expanduser() / name, "$FASTTRAIN_DATA"
+    return Path("data") / name, "./data, since $FASTTRAIN_DATA is not set"

@@ -12,6 +12,7 @@ from fasttrain.data.sources import find_cases
 from fasttrain.data.splits import split_cases
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
+from fasttrain.engine.inference import Ensemble
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validation import Scores, Validator
 from fasttrain.errors import RecipeError
@@ -31,6 +32,11 @@ def evaluate(
     DataError for faulty cases, Stopped where a stop was asked for.
     """
     recipe = run.recipe
+    if isinstance(run.predictor, Ensemble) and part == "validation":
+        raise RecipeError(
+            f"{run.folder.path} holds all folds, and each case was trained on by all networks but one; its summary.json has the "
+            f"honest scores. Evaluate one fold ({run.folder.fold(0)}), or --part test"
+        )
     found = find_cases(recipe.data, data if data is not None else run.data_root)
     split = split_cases(found.cases, recipe.data.split)
     cases = split.validation if part == "validation" else split.test

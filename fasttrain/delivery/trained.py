@@ -8,34 +8,36 @@ from pathlib import Path
 from fasttrain.checkpoints import newest_good
 from fasttrain.engine.build import build_predictor
 from fasttrain.engine.choices import choose_step
-from fasttrain.engine.inference import Predictor
+from fasttrain.engine.inference import Ensemble, Predictor
 from fasttrain.engine.state import load_weights, weights_to_use
 from fasttrain.errors import RecipeError
 from fasttrain.machine.hardware import Hardware, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe, resolve
-from fasttrain.run_folder import ENVIRONMENT_KEYS, PLAN_KEYS, RunFolder, read_record
+from fasttrain.run_folder import ENVIRONMENT_KEYS, FOLDS_KEYS, PLAN_KEYS, RunFolder, read_record
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's recipe and network. `warnings` tell of damaged checkpoints that were passed over, and of another precision.
+    """A run's recipe and network, or the ensemble of all folds'. `weights` says which they are, `warnings` tell of damaged
+    checkpoints that were passed over, and of another precision. `epoch` is None for an ensemble.
 
     `channel_suffixes` are what the names of the training cases' channel files ended in, where the data set decided it.
     """
 
     folder: RunFolder
     recipe: Recipe
-    predictor: Predictor
+    predictor: Predictor | Ensemble
+    weights: str
     checkpoint: Path
-    epoch: int
+    epoch: int | None
     data_root: Path
     channel_suffixes: tuple[str, ...] | None
     warnings: tuple[str, ...]
 
 
 def open_run(run: Path, device: str) -> TrainedRun:
-    """Loads the best checkpoint of a run, else the newest sound one.
+    """Loads the best checkpoint of a run, else the newest sound one; of a run of all folds that of each.
 
     On the kind of device it was trained on it computes in the same precision and layout, so that its scores are the same ones.
     Raises RecipeError where there is no run, StorageError where it has no sound checkpoint.
@@ -43,6 +45,8 @@ def open_run(run: Path, device: str) -> TrainedRun:
     folder = RunFolder(run)
     if not folder.holds_a_run():
         raise RecipeError(f"{run} holds no run (it has no recipe.yaml)")
+    if folder.folds.exists():
+        return _open_folds(folder, device)
     recipe = resolve(str(folder.recipe)).recipe
     hardware = survey(device)
     plan, environment = read_record(folder.plan, PLAN_KEYS), read_record(folder.environment, ENVIRONMENT_KEYS)
@@ -57,11 +61,35 @@ def open_run(run: Path, device: str) -> TrainedRun:
         folder=folder,
         recipe=recipe,
         predictor=predictor,
+        weights=f"weights of epoch {saved.state['progress']['epoch']}, {saved.path}",
         checkpoint=saved.path,
         epoch=int(saved.state["progress"]["epoch"]),
         data_root=Path(environment["arguments"]["data"]),
         channel_suffixes=tuple(plan["channel_suffixes"]) if plan.get("channel_suffixes") else None,
         warnings=(*warnings, *saved.damaged),
+    )
+
+
+def _open_folds(folder: RunFolder, device: str) -> TrainedRun:
+    count = read_record(folder.folds, FOLDS_KEYS)["folds"]
+    untrained = [folder.fold(fold) for fold in range(count) if not RunFolder(folder.fold(fold)).has_checkpoints()]
+    if untrained:
+        raise RecipeError(
+            f"{folder.path}: {len(untrained)} of {count} folds are not trained yet, {untrained[0].name} the first; go on with "
+            f"`fasttrain resume {folder.path}`, or name the run of one fold"
+        )
+    members = [open_run(folder.fold(fold), device) for fold in range(count)]
+    first = members[0]
+    return TrainedRun(
+        folder=folder,
+        recipe=first.recipe,
+        predictor=Ensemble([member.predictor for member in members if isinstance(member.predictor, Predictor)]),
+        weights=f"an ensemble of the {count} folds in {folder.path}",
+        checkpoint=folder.path,
+        epoch=None,
+        data_root=first.data_root,
+        channel_suffixes=first.channel_suffixes,
+        warnings=tuple(warning for member in members for warning in member.warnings),
     )
 
 

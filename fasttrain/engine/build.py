@@ -103,7 +103,14 @@ def build(
     source = _batches(recipe, plan, training, hardware)
     rate = learning_rate(recipe.schedule, recipe.optimizer.learning_rate, plan.sizes.total_steps)
     trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
-    validator = Validator(predictor, validation, split.validation, recipe, keep_labels=plan.cache == "memory")
+    validator = Validator(
+        predictor,
+        validation,
+        split.validation,
+        recipe,
+        keep_labels=plan.cache == "memory",
+        keep_predictions=recipe.output.pictures != "off",
+    )
     return Assembly(state, trainer, validator)
 
 

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fasttrain.data.caches import Window, require_lmdb, volumes_folder
+from fasttrain.engine.sizes import Sizes
 from fasttrain.engine.trial import Candidate, measure
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.allocator import allocator_setting
@@ -18,9 +19,6 @@ from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.limits import disk_free_bytes
 from fasttrain.recipe import Recipe
 from fasttrain.recipe.training_spec import NovogradSpec
-
-if TYPE_CHECKING:
-    from fasttrain.engine.plan import Sizes
 
 _MEMORY_SHARE = 0.6
 _DISK_SHARE = 0.8

@@ -7,6 +7,7 @@ import time
 
 from fasttrain.engine.build import Assembly
 from fasttrain.engine.patience import lower_rate, out_of_patience
+from fasttrain.engine.pictures import Pictures
 from fasttrain.engine.saving import Saver
 from fasttrain.engine.session import Session
 from fasttrain.engine.stop import Stopped
@@ -43,6 +44,7 @@ class Fit:
         self._earlier_seconds = self.progress.total_seconds
         self.saver = Saver(folder, recipe.output, assembly.state, session.emit, self.total_seconds)
         self.time_left = TimeLeft(recipe.training.epochs, self.trainer.steps_per_epoch, recipe.validation.every)
+        self.pictures = Pictures(folder.pictures, recipe, assembly.validator, session.emit, session.stop)
         self.first_step_at: float | None = None
         self.last_scores: Scores | None = None
 
@@ -144,6 +146,8 @@ class Fit:
         self.saver.keep_epoch()
         if last or self.saver.due_after_epoch():
             self.saver.save_last()
+        if figures is not None and self.last_scores is not None:
+            self.pictures.draw(epoch, self.last_scores, last, is_best)
         return True
 
     def _validate(self) -> ValidationFigures:

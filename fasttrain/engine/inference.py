@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -32,15 +34,36 @@ class Predictor:
 
     def class_map(self, sample: Sample, in_source_grid: bool) -> Tensor:
         """uint8 class indices [*spatial] on the device."""
-        probabilities = self.probabilities(sample)
-        if in_source_grid:
-            return class_map_in_source_grid(probabilities, sample.grid, sample.source_grid)
-        return probabilities.argmax(0).to(torch.uint8)
+        return _class_map(self.probabilities(sample), sample, in_source_grid)
 
     def _forward(self, windows: Tensor) -> Tensor:
         with self.precision.autocast():
             logits: Tensor = self.network(self.precision.laid_out(windows))
         return two_class_logits(logits) if logits.shape[1] == 1 else logits
+
+
+class Ensemble:
+    """Several networks that answer as one: the mean of their probabilities."""
+
+    def __init__(self, members: Sequence[Predictor]) -> None:
+        self.members = tuple(members)
+
+    def probabilities(self, sample: Sample) -> Tensor:
+        """As a Predictor's; one network after another, so that no more than two answers are kept at a time."""
+        total = self.members[0].probabilities(sample)
+        for member in self.members[1:]:
+            total += member.probabilities(sample)
+        return total.div_(len(self.members))
+
+    def class_map(self, sample: Sample, in_source_grid: bool) -> Tensor:
+        """uint8 class indices [*spatial] on the device."""
+        return _class_map(self.probabilities(sample), sample, in_source_grid)
+
+
+def _class_map(probabilities: Tensor, sample: Sample, in_source_grid: bool) -> Tensor:
+    if in_source_grid:
+        return class_map_in_source_grid(probabilities, sample.grid, sample.source_grid)
+    return probabilities.argmax(0).to(torch.uint8)
 
 
 def two_class_logits(logits: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fasttrain.data.caches import check_cases, estimate_bytes
 from fasttrain.data.location import data_root
 from fasttrain.data.preprocess import Preprocess
@@ -15,15 +17,18 @@ from fasttrain.data.sources import find_cases
 from fasttrain.data.sources.unlabelled import channel_suffixes
 from fasttrain.data.splits import Split, split_cases
 from fasttrain.engine.failures import explaining
-from fasttrain.engine.plan import Plan, make_plan, sizes_of
+from fasttrain.engine.plan import Plan, make_plan
+from fasttrain.engine.sizes import sizes_of
 from fasttrain.errors import DataError, StorageError
 from fasttrain.machine.hardware import Hardware, environment_record, survey
 from fasttrain.machine.limits import cpu_limit
 from fasttrain.machine.threads import limit_threads, thread_count
+from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
 from fasttrain.samples import Case
 from fasttrain.telemetry.events import Event, Message, Progress
+from fasttrain.telemetry.tensorboard import require_tensorboard
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,14 @@ def prepare(
 
     Raises RecipeError, DataError and MachineError.
     """
+    if recipe.output.tensorboard:
+        require_tensorboard()
     hardware = survey(device)
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
+    if recipe.network.kind == "monai":
+        # Its name and arguments are checked by MONAI alone, which should not wait until the cases are read
+        with torch.random.fork_rng(devices=[]):
+            build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
     root = data_root(recipe, data, os.environ)
     found = find_cases(recipe.data, root)
     for warning in found.warnings:

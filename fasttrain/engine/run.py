@@ -22,6 +22,8 @@ from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.event_log import EventLog
 from fasttrain.telemetry.events import Message, Observer, Progress, RunStarted
 from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after
+from fasttrain.telemetry.pictures import drop_pictures
+from fasttrain.telemetry.tensorboard import TensorBoardLog
 
 __all__ = ["RunResult", "Prepared", "prepare", "resume", "train"]
 
@@ -105,6 +107,8 @@ def _carry_out(folder: RunFolder, prepared: Prepared, session: Session, saved: R
     recipe, hardware = prepared.recipe, prepared.hardware
     names = recipe.data.class_names
     session.observers += [MetricsTable(folder.metrics, names, recipe.validation.hd95), EventLog(folder.events)]
+    if recipe.output.tensorboard:
+        session.observers.append(TensorBoardLog(folder.tensorboard, _first_step(prepared, saved)))
     monitor = DeviceMonitor(hardware.gpu_uuid)
     assembly: Assembly | None = None
     fit: Fit | None = None
@@ -173,6 +177,15 @@ def _restore(assembly: Assembly, saved: ReadCheckpoint, session: Session) -> Non
 
 def _drop_newer_rows(folder: RunFolder, saved: ReadCheckpoint | None) -> None:
     """Before the table is opened: rows newer than the checkpoint belong to steps that are taken again."""
-    progress = saved.state["progress"] if saved is not None else {"step": 0, "step_in_epoch": 0}
+    progress = saved.state["progress"] if saved is not None else {"step": 0, "step_in_epoch": 0, "epoch": 0}
+    drop_pictures(folder.pictures, progress["epoch"] + 1)
     # A row of the epoch that is open was written just before a kill, its checkpoint not: that epoch is closed again
     drop_rows_after(folder.metrics, progress["step"] - (1 if progress["step_in_epoch"] else 0))
+
+
+def _first_step(prepared: Prepared, saved: ReadCheckpoint | None) -> int:
+    """The first step whose figures are logged again: the last one too where it ends an epoch that is closed again."""
+    if saved is None:
+        return 0
+    progress = saved.state["progress"]
+    return int(progress["step"]) + (progress["step_in_epoch"] < prepared.plan.sizes.steps_per_epoch)

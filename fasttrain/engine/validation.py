@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fasttrain.data.reading import read_label
-from fasttrain.engine.inference import Predictor
+from fasttrain.engine.inference import Ensemble, Predictor
 from fasttrain.engine.stop import StopRequest
 from fasttrain.recipe import Recipe
-from fasttrain.samples import Case, CaseSource, Sample
+from fasttrain.samples import Case, CaseSource, Grid, Sample
 from fasttrain.scoring import CaseScore, ScoreSummary, score_case, summarise
 
 
@@ -27,47 +27,78 @@ class Scores:
     seconds: float
 
 
+MOST_PREDICTIONS_KEPT = 3
+"""So few cases are kept where they are wanted again, since predicting them once more would be a second validation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A case as it is scored: `prediction` and `label` are uint8 class indices [*spatial] on `grid` and on one device."""
+
+    sample: Sample
+    prediction: Tensor
+    label: Tensor
+    grid: Grid
+
+
 class Validator:
     """Predicts and scores every validation case.
 
     Against the grid of the file the label is the file's own, read once and kept as uint8 where `keep_labels` says that the
-    cases are kept in memory anyway.
+    cases are kept in memory anyway. `keep_predictions`: cases are asked for by `judge` after they were scored.
     """
 
     def __init__(
-        self, predictor: Predictor, source: CaseSource, cases: Sequence[Case], recipe: Recipe, keep_labels: bool
+        self,
+        predictor: Predictor | Ensemble,
+        source: CaseSource,
+        cases: Sequence[Case],
+        recipe: Recipe,
+        keep_labels: bool,
+        keep_predictions: bool = False,
     ) -> None:
         self.predictor = predictor
         self.source = source
         self.cases = cases
         self.recipe = recipe
         self.keep_labels = keep_labels
+        self.keep_predictions = keep_predictions and len(cases) <= MOST_PREDICTIONS_KEPT
         self._labels: dict[int, Tensor] = {}
+        self._predictions: dict[int, Tensor] = {}
 
     def run(self, stop: StopRequest, progress: Callable[[int, int], None]) -> Scores:
         """Scores all cases; raises Stopped between two cases where a stop was asked for."""
         began = time.perf_counter()
         scores = []
-        original = self.recipe.validation.grid == "original"
+        self._predictions.clear()
         for index in range(len(self.cases)):
             stop.check()
-            sample = self.source[index]
-            prediction = self.predictor.class_map(sample, in_source_grid=original)
-            label = self._reference(index, sample, original).to(prediction.device)
-            grid = sample.source_grid if original else sample.grid
+            judged = self.judge(index)
+            if self.keep_predictions:
+                self._predictions[index] = judged.prediction.cpu()
             scores.append(
                 score_case(
-                    sample.name,
-                    prediction,
-                    label,
+                    judged.sample.name,
+                    judged.prediction,
+                    judged.label,
                     self.recipe.data.class_count,
-                    spacing_mm(grid.affine, self.recipe.dimensions),
+                    spacing_mm(judged.grid.affine, self.recipe.dimensions),
                     self.recipe.validation.hd95,
                 )
             )
             progress(index + 1, len(self.cases))
         summary = summarise(scores, self.recipe.data.class_names)
         return Scores(summary, tuple(scores), time.perf_counter() - began)
+
+    def judge(self, index: int) -> Judged:
+        """One case with its prediction: what the last `run` kept of it, else predicted by the network as it is."""
+        original = self.recipe.validation.grid == "original"
+        sample = self.source[index]
+        prediction = self._predictions.get(index)
+        if prediction is None:
+            prediction = self.predictor.class_map(sample, in_source_grid=original)
+        label = self._reference(index, sample, original).to(prediction.device)
+        return Judged(sample, prediction, label, sample.source_grid if original else sample.grid)
 
     def close(self) -> None:
         """Gives up the cases."""

@@ -34,6 +34,20 @@ class ResolvedRecipe:
         heading = f"The recipe as it was used, from {self.source}; beside each value, where it came from."
         return yaml_text.write(self.recipe.model_dump(mode="python"), self.origins, heading)
 
+    def with_values(self, values: Mapping[Keys, Any], origin: str) -> ResolvedRecipe:
+        """The recipe with some of its values changed, by path; raises RecipeError where that makes it unsound."""
+        raw, origins = self.recipe.model_dump(mode="python"), dict(self.origins)
+        for keys, value in values.items():
+            node: Any = raw
+            for key in keys[:-1]:
+                node = node[key]
+            node[keys[-1]] = value
+            origins[keys] = origin
+        recipe = Recipe.model_validate(raw)
+        if faults := [f"{dotted(path)}: {text}" for path, text in faults_across(recipe)]:
+            raise RecipeError(faults)
+        return ResolvedRecipe(recipe, origins, self.source)
+
 
 def find_recipe(name: str) -> Path:
     """The file of a bundled name or of a path; raises RecipeError with near names where there is none."""

@@ -66,7 +66,9 @@ class OutputSpec(Spec):
     """What is written into the run folder.
 
     `checkpoint_every` sets how often `last.pt` is renewed; `keep_every` keeps an `epoch_NNNN.pt` every so many epochs (0:
-    none), of which the newest `keep` stay. Every `log_every` steps the loss is read from the device and logged.
+    none), of which the newest `keep` stay. Every `log_every` steps the loss is read from the device and logged. `pictures`
+    draws the worst, the median and the best case after the last validation, with `best` after each new best one too.
+    `tensorboard` adds the run's figures as scalars for TensorBoard (`pip install 'fasttrain[tensorboard]'`).
     """
 
     checkpoint_every: Annotated[str, AfterValidator(_check_interval)] = "1 epoch"
@@ -74,3 +76,5 @@ class OutputSpec(Spec):
     keep: PositiveInt = 3
     log_every: PositiveInt = 10
     plots: bool = True
+    pictures: Literal["last", "best", "off"] = "last"
+    tensorboard: bool = False

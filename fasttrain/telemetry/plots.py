@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fasttrain.errors import StorageError
-from fasttrain.run_folder import write_whole
+from fasttrain.telemetry.figure_file import save_figure
 from fasttrain.telemetry.metrics_csv import Row, read_metrics
 
 if TYPE_CHECKING:
@@ -33,9 +31,9 @@ def write_plots(metrics_csv: Path, folder: Path) -> list[Path]:
     rows = read_metrics(metrics_csv)
     written: list[Path] = []
     if _points(rows, "train_loss")[0]:
-        written.append(_save(_draw_loss(rows), folder / "loss.png"))
+        written.append(save_figure(_draw_loss(rows), folder / "loss.png"))
     if _points(rows, "val_dice")[0]:
-        written.append(_save(_draw_dice(rows), folder / "dice.png"))
+        written.append(save_figure(_draw_dice(rows), folder / "dice.png"))
     return written
 
 
@@ -94,16 +92,3 @@ def _points(rows: list[Row], name: str) -> tuple[list[float], list[float]]:
         (epoch, value) for epoch, value in pairs if epoch is not None and value is not None and math.isfinite(value)
     ]
     return [epoch for epoch, _ in found], [value for _, value in found]
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    picture = io.BytesIO()
-    with warnings.catch_warnings():
-        # A class name in a script that the font lacks shows as boxes; that is no matter for the terminal
-        warnings.simplefilter("ignore", UserWarning)
-        FigureCanvasAgg(figure).print_png(picture, metadata={"Software": None})
-    with write_whole(path) as file:
-        file.write(picture.getvalue())
-    return path

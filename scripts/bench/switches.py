@@ -130,6 +130,7 @@ def _measure(options: argparse.Namespace, run: Path, changed: dict[str, Any]) ->
             "training.iterations_per_epoch": options.steps,
             "validation.every": options.epochs,
             "output.plots": False,
+            "output.pictures": "off",
             **changed,
         },
     )

@@ -19,6 +19,8 @@ from fasttrain.recipe import bundled_recipes, resolve
 COMMANDS = [
     [], ["train"], ["resume"], ["evaluate"], ["predict"],
     ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
+    ["data"], ["data", "fetch"],
+    ["recipes", "suggest"],
 ]  # fmt: skip
 
 
@@ -96,8 +98,8 @@ def test_version(call) -> None:
         (["--nothing"], "no such option: --nothing"),
         (["train"], "missing option '--recipe'"),
         (["evaluate"], "missing argument 'RUN'"),
-        (["train", "-r", "demo", "--fold", "x"], "invalid value for '--fold'"),
-        (["train", "-r", "demo", "--fold", "-1"], "invalid value for '--fold'"),
+        (["train", "-r", "demo", "--fold", "x"], "--fold x: should be a number from 0, or all"),
+        (["train", "-r", "demo", "--fold", "-1"], "--fold -1: should be a number from 0, or all"),
         (["train", "-r", "demo", "extra"], "unexpected extra argument"),
         (["evaluate", "run", "--part", "tset"], "invalid value for '--part'"),
         (["train", "-r", "hipocampus"], "there is no recipe 'hipocampus'; did you mean hippocampus?"),
@@ -154,7 +156,7 @@ def test_a_data_folder_that_is_missing_names_where_and_what(call) -> None:
     answer = call("train", "-r", "hippocampus", "--device", "cpu")
     assert answer.code == 3
     assert "data/hippocampus" in answer.sentence
-    assert "Task04_Hippocampus" in answer.sentence
+    assert "`fasttrain data fetch hippocampus`" in answer.sentence
     assert "--data" in answer.sentence
     assert call("train", "-r", "spleen", "--device", "cpu", "--data", "elsewhere", "--dry-run").code == 3
     assert os.listdir() == []
@@ -456,3 +458,38 @@ def test_the_keys_of_recipes_are_listed(call) -> None:
     assert "data.source[folders].label_suffix" in answer.out
     keys = json.loads(call("recipes", "keys", "--json").out)
     assert keys["training.batch_size"] == {"takes": "whole number ≥ 1", "default": "needed"}
+
+
+def test_all_folds_from_the_command_line(call, phantoms: Path) -> None:
+    from conftest import TINY
+
+    small = {
+        **TINY,
+        "data.split": {"kind": "kfold", "folds": 2},
+        "training.epochs": 1,
+        "training.iterations_per_epoch": 1,
+    }
+    sets = [part for key, value in small.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    answer = call(
+        "train",
+        "--recipe",
+        "demo",
+        "--data",
+        phantoms,
+        "--fold",
+        "all",
+        "--run",
+        "all",
+        "--device",
+        "cpu",
+        "--json",
+        *sets,
+    )
+    assert answer.code == 0, answer.err
+    document = json.loads(answer.out)
+    assert [fold["run"] for fold in document["folds"]] == ["fold_0", "fold_1"]
+    assert "over 6 cases, each by the network that never saw it" in answer.err
+    answer = call("resume", "all")
+    assert answer.code == 0
+    assert "nothing to do" in answer.err
+    assert "should be a number from 0, or all" in call("train", "--recipe", "demo", "--fold", "one").sentence

@@ -37,7 +37,10 @@ def test_a_missing_folder_names_its_remedy(tmp_path: Path, name: str) -> None:
     text = str(caught.value)
     assert str(tmp_path / name) in text
     assert "--data" in text
-    assert ("medicaldecathlon.com" in text) == (name != "own")
+    assert (f"`fasttrain data fetch {name}`" in text) == (name != "own")
+    with pytest.raises(DataError) as caught:
+        data_root(make_recipe(name=name), tmp_path / "a b", {})
+    assert (f"`fasttrain data fetch {name} --to '{tmp_path / 'a b'}'`" in str(caught.value)) == (name != "own")
     (tmp_path / name).write_text("x")
     with pytest.raises(DataError, match="is a file"):
         data_root(make_recipe(name=name), None, {"FASTTRAIN_DATA": str(tmp_path)})

@@ -127,3 +127,11 @@ def test_empty_parts_are_refused() -> None:
     assert "training and none for validation" in fault(3, kind="lists", train=[], validation=[])
     assert "folds is 5, but there are only 4" in fault(4, kind="kfold")
     assert "seed" in fault(9, kind="ratio", seed=2**32)
+
+
+def test_same_trains_and_validates_on_every_case_even_on_one() -> None:
+    for count in (1, 3):
+        parts = split(count, kind="same")
+        assert names(parts.train) == names(parts.validation) == [case.name for case in cases(count)]
+        assert parts.test == ()
+    assert "leaves no case" in fault(0, kind="same")

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttrain.engine import choices
-from fasttrain.engine.plan import Plan, make_plan, sizes_of
+from fasttrain.engine.plan import Plan, make_plan
+from fasttrain.engine.sizes import sizes_of
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.hardware import GIB, Hardware
 

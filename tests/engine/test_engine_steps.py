@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fasttrain.engine.optim import build_optimizer, learning_rate
-from fasttrain.engine.plan import sizes_of
+from fasttrain.engine.sizes import sizes_of
 from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Precision, Step
 from fasttrain.engine.trainer import MOST_BAD_STEPS_IN_A_ROW, Trainer

@@ -1,0 +1,220 @@
+"""Owns recognising which layout a folder of images and labels has, and what its `dataset.json` tells of channels and classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasttrain.data.name_patterns import FolderPattern, find_pattern
+from fasttrain.data.nifti import case_id, is_nifti, read_header
+from fasttrain.data.reading import split_shape
+from fasttrain.data.sources import find_cases
+from fasttrain.data.sources.dataset_json import label_values, read_dataset_json
+from fasttrain.data.sources.found import describe_files
+from fasttrain.errors import DataError
+from fasttrain.recipe.data_spec import DataSpec, DecathlonSource, FoldersSource, NnunetSource, SourceSpec
+from fasttrain.samples import Case
+
+ANY_CLASSES = {value: f"class_{value}" for value in range(1, 256)}
+"""Every label value that a recipe can declare, so that reading a label refuses none of them."""
+_LOOKED_FOR = (
+    "a dataset.json with a list under 'training' (Decathlon), imagesTr/CASE_0000.nii.gz with labelsTr/CASE.nii.gz (nnU-Net), "
+    "and two folders such as images/ and labels/ (or one folder, or train/images and train/labels) whose NIfTI files are "
+    "named CASE.nii.gz and CASE.nii.gz, or CASE_ANYTHING.nii.gz, with the same CASE"
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the cases of a set are. `names` is {label value: name} as a JSON file of the set has it, {} where none does."""
+
+    source: SourceSpec
+    channels: tuple[str, ...]
+    named_channels: bool
+    names: dict[int, str]
+    dimensions: int
+    cases: tuple[Case, ...]
+    warnings: tuple[str, ...]
+
+    def reading_spec(self, nan_policy: str) -> DataSpec:
+        """A `data` section that reads the files as they are, with any label value."""
+        return _reading_spec(self.source, self.channels, nan_policy)
+
+
+def recognise(root: Path) -> Layout:
+    """The layout of the set under `root` with its cases, found by name; of the files only headers are read.
+
+    Raises DataError where the folder is missing or fits no layout (with what was looked for), and with every fault of the
+    layout that it fits: images without labels, missing files and so on.
+    """
+    if not root.is_dir():
+        found = "is a file; the folder of a data set is expected" if root.exists() else "does not exist"
+        raise DataError(f"{root} {found}; name the folder of the data set with --data")
+    path = root / "dataset.json"
+    document = read_dataset_json(path) if path.is_file() else {}
+    numbered = _channel_count(root)
+    if isinstance(document.get("training"), list) and not (numbered and _is_nnunet_list(root, document)):
+        return _decathlon(root, document)
+    if numbered:
+        return _nnunet(root, document, numbered)
+    pattern = find_pattern(root)
+    if pattern is None:
+        raise DataError(f"{root} has no layout that is known: looked for {_LOOKED_FOR}; found {describe_files(root)}")
+    return _folders(root, document, pattern)
+
+
+def _decathlon(root: Path, document: dict[str, Any]) -> Layout:
+    source = DecathlonSource(kind="decathlon")
+    found = find_cases(_reading_spec(source, ("image",)), root)
+    dimensions = _dimensions(found.cases)
+    table = _channel_table(document)
+    files = max(len(case.images) for case in found.cases)
+    count = files if files > 1 else _channels_in_one_file(found.cases, dimensions)
+    return _layout(source, root, document, table, count, dimensions)
+
+
+def _nnunet(root: Path, document: dict[str, Any], count: int) -> Layout:
+    source = NnunetSource(kind="nnunet")
+    table = _channel_table(document)
+    cases = find_cases(_reading_spec(source, _names_of(table, count)), root).cases
+    return _layout(source, root, document, table, count, _dimensions(cases))
+
+
+def _folders(root: Path, document: dict[str, Any], pattern: FolderPattern) -> Layout:
+    source = FoldersSource(
+        kind="folders",
+        images=pattern.images,
+        labels=pattern.labels,
+        image_suffixes=pattern.image_suffixes,
+        label_suffix=pattern.label_suffix,
+    )
+    table = _channel_table(document)
+    count = len(pattern.image_suffixes)
+    suffix_names = tuple(suffix.strip("_-. ") or "image" for suffix in pattern.image_suffixes)
+    cases = find_cases(_reading_spec(source, suffix_names), root).cases
+    dimensions = _dimensions(cases)
+    if count == 1:
+        count = _channels_in_one_file(cases, dimensions)
+    elif not table:
+        table = suffix_names
+    return _layout(source, root, document or _label_table(root), table, count, dimensions)
+
+
+def _layout(
+    source: SourceSpec, root: Path, document: dict[str, Any], table: tuple[str, ...], count: int, dimensions: int
+) -> Layout:
+    channels = _names_of(table, count)
+    found = find_cases(_reading_spec(source, channels), root)
+    # What the made-up declaration of every label value calls for is no news
+    warnings = [text for text in found.warnings if "but data.classes declares" not in text]
+    if table and len(table) != count:
+        warnings.append(
+            f"{root / 'dataset.json'} names {len(table)} channels ({', '.join(table)}), but the images have {count}"
+        )
+    labels = document.get("labels")
+    if isinstance(labels, dict) and any(isinstance(value, list) for value in labels.values()):
+        warnings.append(
+            f"{root / 'dataset.json'} declares regions of several label values; each value is a class of its own here"
+        )
+    if isinstance(labels, dict) and "ignore" in labels:
+        warnings.append(f"{root / 'dataset.json'} has the label 'ignore', which is trained as a class like any other")
+    return Layout(source, channels, bool(table), _class_names(document), dimensions, found.cases, tuple(warnings))
+
+
+def _reading_spec(source: SourceSpec, channels: tuple[str, ...], nan_policy: str = "refuse") -> DataSpec:
+    return DataSpec.model_validate(
+        {
+            "source": source.model_dump(),
+            "channels": channels,
+            "classes": ANY_CLASSES,
+            "split": {"kind": "same"},
+            "intensity": {"kind": "none"},
+            "nan_policy": nan_policy,
+        }
+    )
+
+
+def _is_nnunet_list(root: Path, document: dict[str, Any]) -> bool:
+    """nnU-Net's list names images without the number of their channel, so that none of the files listed is there."""
+    entries = [entry.get("image") for entry in document["training"] if isinstance(entry, dict)]
+    return not any(isinstance(one, list) or (isinstance(one, str) and (root / one).is_file()) for one in entries)
+
+
+def _channel_count(root: Path) -> int:
+    """How many channels the files of an nnU-Net folder are numbered for; 0 for another folder."""
+    folder = root / "imagesTr"
+    if not folder.is_dir() or not (root / "labelsTr").is_dir():
+        return 0
+    stems = [case_id(path) for path in folder.iterdir() if is_nifti(path) and not path.name.startswith(".")]
+    numbers = {int(stem[-4:]) for stem in stems if stem[-5:-4] == "_" and stem[-4:].isdecimal()}
+    # Case numbers such as img_0035 are no channels: those begin with 0000 and leave none out
+    return len(numbers) if numbers == set(range(len(numbers))) else 0
+
+
+def _channel_table(document: dict[str, Any]) -> tuple[str, ...]:
+    table = document.get("channel_names", document.get("modality"))
+    if isinstance(table, str):
+        return (table,)
+    if isinstance(table, list):
+        return tuple(str(name) for name in table)
+    if not isinstance(table, dict) or not all(str(key).isdecimal() for key in table):
+        return ()
+    return tuple(str(table[key]) for key in sorted(table, key=int))
+
+
+def _names_of(table: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """A name of its own for each channel."""
+    names = [_clean(name) or "image" for name in table] if len(table) == count else []
+    if not names:
+        names = ["image"] if count == 1 else [f"channel_{index}" for index in range(count)]
+    if len(set(names)) < len(names):
+        names = [f"{name}_{index}" for index, name in enumerate(names)]
+    return tuple(names)
+
+
+def _class_names(document: dict[str, Any]) -> dict[int, str]:
+    table = {value: _clean(name) for value, name in label_values(document).items() if 0 < value < 256}
+    doubled = {name for name, count in Counter(table.values()).items() if count > 1}
+    return {value: f"{name}_{value}" if name in doubled or not name else name for value, name in sorted(table.items())}
+
+
+def _clean(name: str) -> str:
+    """On one line, and nothing that a recipe's text cannot hold."""
+    return " ".join("".join(char if char.isprintable() else " " for char in name).split())
+
+
+def _label_table(root: Path) -> dict[str, Any]:
+    """A JSON file beside the images that is a table of names and label values and nothing else."""
+    for path in sorted(root.glob("*.json")):
+        try:
+            document = read_dataset_json(path)
+        except DataError:
+            continue
+        table = document.get("labels", document)
+        if isinstance(table, dict) and table and len(label_values({"labels": table})) == len(table):
+            return {"labels": table}
+    return {}
+
+
+def _dimensions(cases: tuple[Case, ...]) -> int:
+    """2 where every label is a plane, by the headers that can be read; labels have no channels to be taken for an axis."""
+    depths = []
+    for case in cases:
+        try:
+            shape = read_header(case.label or case.images[0]).shape
+        except DataError:
+            continue
+        depths.append(shape[2] if len(shape) > 2 else 1)
+    return 2 if depths and max(depths) == 1 else 3
+
+
+def _channels_in_one_file(cases: tuple[Case, ...], dimensions: int) -> int:
+    counts: Counter[int] = Counter()
+    for case in cases:
+        try:
+            counts[split_shape(case.images[0], read_header(case.images[0]).shape, dimensions)[1]] += 1
+        except DataError:
+            continue
+    return counts.most_common(1)[0][0] if counts else 1

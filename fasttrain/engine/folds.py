@@ -1,0 +1,185 @@
+"""Owns training every fold of a k-fold split in turn: a run a fold, the scores of all cases pooled, the networks an ensemble."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasttrain.engine.ending import RunResult
+from fasttrain.engine.run import resume, train
+from fasttrain.engine.stop import StopRequest
+from fasttrain.errors import EXIT_DONE, FasttrainError, RecipeError
+from fasttrain.recipe import ResolvedRecipe, resolve
+from fasttrain.recipe.data_spec import KFoldSplit
+from fasttrain.run_folder import (
+    FOLDS_KEYS,
+    FORMAT_VERSION,
+    RunFolder,
+    new_run_path,
+    read_record,
+    write_json,
+    write_whole,
+)
+from fasttrain.scoring import CaseScore, ClassScore, summarise
+from fasttrain.telemetry.events import Observer
+from fasttrain.telemetry.summary import write_summary
+
+Watch = Callable[[int, int], Sequence[Observer]]
+"""Takes a fold (from 0) and their number; gives the observers of that fold's run."""
+
+
+def train_folds(
+    recipe: ResolvedRecipe | str,
+    *,
+    data: Path | str | None = None,
+    run: Path | str | None = None,
+    device: str = "auto",
+    watch: Watch = lambda fold, folds: (),
+    stop: StopRequest | None = None,
+) -> RunResult:
+    """Trains every fold of a recipe with a k-fold split, `fold_0`, `fold_1` … in one run folder, and pools their scores.
+
+    Each fold is a run like any other. `summary.json` of the whole holds, for each case, the score of the one network that never
+    saw it. Raises RecipeError for another split, and what a fold's run raises.
+    """
+    resolved = resolve(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(resolved.recipe.data.split, KFoldSplit):
+        kind = resolved.recipe.data.split.kind
+        raise RecipeError(
+            f"all folds need data.split.kind: kfold, and the recipe has {kind}; set that, or leave out --fold all"
+        )
+    folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
+    try:
+        folder.create()
+        folder.checkpoints.rmdir()
+        with write_whole(folder.recipe) as stream:
+            stream.write(resolved.as_yaml().encode())
+        place = str(Path(data).absolute()) if data is not None else None
+        record = {"format": FORMAT_VERSION, "folds": resolved.recipe.data.split.folds, "data": place, "device": device}
+        write_json(folder.folds, record)
+        return _Folds(folder, resolved, record, watch, stop or StopRequest()).run()
+    finally:
+        folder.release()
+
+
+def resume_folds(
+    run: Path | str,
+    *,
+    data: Path | str | None = None,
+    device: str | None = None,
+    watch: Watch = lambda fold, folds: (),
+    stop: StopRequest | None = None,
+) -> RunResult:
+    """Goes on where `train_folds` ended: folds that are done stay, the one that was cut short is resumed, the rest is trained."""
+    folder = RunFolder(Path(run))
+    try:
+        if folder.finished():
+            return RunResult(folder.path, json.loads(folder.summary.read_text()), EXIT_DONE)
+        folder.claim()
+        record = read_record(folder.folds, FOLDS_KEYS)
+        record |= {"data": str(data)} if data is not None else {}
+        record |= {"device": device} if device is not None else {}
+        return _Folds(folder, resolve(str(folder.recipe)), record, watch, stop or StopRequest()).run()
+    finally:
+        folder.release()
+
+
+class _Folds:
+    def __init__(
+        self, folder: RunFolder, recipe: ResolvedRecipe, record: dict[str, Any], watch: Watch, stop: StopRequest
+    ) -> None:
+        self.folder = folder
+        self.recipe = recipe
+        self.count: int = record["folds"]
+        self.data: str | None = record["data"]
+        self.device: str = record["device"]
+        self.watch = watch
+        self.stop = stop
+        self.results: list[RunResult] = []
+
+    def run(self) -> RunResult:
+        self.stop.begun = True
+        try:
+            for fold in range(self.count):
+                result = self._train(fold)
+                self.results.append(result)
+                # Early stopping ends a fold; anything else that ends one early ends them all
+                if result.summary["status"] != "done":
+                    return self._end("stopped", result.exit_code, result.summary["stopped_by"])
+        except BaseException as error:
+            self._end("failed", error.exit_code if isinstance(error, FasttrainError) else 1, None, str(error))
+            raise
+        return self._end("done", EXIT_DONE, None)
+
+    def _train(self, fold: int) -> RunResult:
+        path = self.folder.fold(fold)
+        run = RunFolder(path)
+        # Each fold has a flag of its own, so that its early stopping is not the next one's
+        stop = _Following(self.stop)
+        observers = self.watch(fold, self.count)
+        if run.holds_a_run() and not run.never_trained():
+            return resume(path, data=self.data, device=self.device, observers=observers, stop=stop)
+        return train(
+            self.recipe.with_values({("data", "split", "fold"): fold}, "--fold all"),
+            data=self.data,
+            run=path,
+            device=self.device,
+            observers=observers,
+            stop=stop,
+            began=time.time(),
+        )
+
+    def _end(self, status: str, exit_code: int, stopped_by: str | None, error: str | None = None) -> RunResult:
+        names = self.recipe.recipe.data.class_names
+        cases = {name: dices for result in self.results for name, dices in result.summary.get("cases", {}).items()}
+        pooled = summarise(
+            [
+                CaseScore(name, tuple(ClassScore(dice, None, False) for dice in dices), None)
+                for name, dices in cases.items()
+            ],
+            names,
+        )
+        seconds = [result.summary["seconds"] for result in self.results]
+        write_summary(
+            self.folder.summary,
+            status=status,
+            stopped_by=stopped_by,
+            exit_code=exit_code,
+            best={"metric": "val_dice", "value": pooled.dice, "epoch": None},
+            seconds={key: sum(one[key] or 0.0 for one in seconds) for key in ("total", "training", "validation")},
+            steps=sum(_steps(self.folder.fold(fold)) for fold in range(self.count)),
+            error=error,
+            folds=[
+                {"run": result.run.name, "status": result.summary["status"], "best": result.summary["best"]}
+                for result in self.results
+            ],
+            dice_by_class=pooled.dice_by_class,
+            dice_counts=pooled.dice_counts,
+            cases=cases,
+        )
+        return RunResult(self.folder.path, json.loads(self.folder.summary.read_text()), exit_code)
+
+
+def _steps(run: Path) -> int:
+    """Optimiser steps that a fold has taken, a failed one too: what was trained must not be taken for nothing."""
+    try:
+        return int(json.loads(RunFolder(run).summary.read_text())["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return int(RunFolder(run).has_checkpoints())
+
+
+class _Following(StopRequest):
+    """Asked for by its own run, or by whoever asks the whole."""
+
+    def __init__(self, whole: StopRequest) -> None:
+        self._whole = whole
+        super().__init__()
+
+    @property
+    def asked(self) -> bool:
+        if self._whole.asked and self.reason is None:
+            self.reason, self.exit_code = self._whole.reason, self._whole.exit_code
+        return self.reason is not None

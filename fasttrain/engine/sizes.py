@@ -1,0 +1,50 @@
+"""Owns what a run will do in numbers: cases, patches, steps, bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fasttrain.data.caches import Window
+from fasttrain.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a run will do, in numbers. `batch_size` is patches per forward pass, `effective_batch` per optimiser step."""
+
+    training_cases: int
+    validation_cases: int
+    test_cases: int
+    samples_per_case: int
+    batch_size: int
+    accumulate: int
+    effective_batch: int
+    steps_per_epoch: int
+    epochs: int
+    total_steps: int
+    cache_bytes: int
+
+
+def sizes_of(recipe: Recipe, cases: tuple[int, int, int], cache_bytes: int) -> Sizes:
+    """`cases`: training, validation and test cases. An epoch is a pass over the training cases in whole steps (the last one
+    reaches into the next pass), or `training.iterations_per_epoch` steps; under `smart` a pass over the cases that it holds.
+    """
+    training, cache = recipe.training, recipe.data.cache
+    effective = training.batch_size * training.accumulate
+    in_a_pass = Window(cache, cases[0]).held if cache.kind == "smart" else cases[0]
+    pass_length = in_a_pass * recipe.data.samples_per_case
+    steps = training.iterations_per_epoch or math.ceil(pass_length / effective)
+    return Sizes(
+        training_cases=cases[0],
+        validation_cases=cases[1],
+        test_cases=cases[2],
+        samples_per_case=recipe.data.samples_per_case,
+        batch_size=training.batch_size,
+        accumulate=training.accumulate,
+        effective_batch=effective,
+        steps_per_epoch=steps,
+        epochs=training.epochs,
+        total_steps=steps * training.epochs,
+        cache_bytes=cache_bytes,
+    )
