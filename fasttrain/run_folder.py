@@ -23,6 +23,7 @@ PLAN_KEYS = {"amp": str, "channels_last": bool, "cases.training": list, "cases.v
 """What resume and `open_run` rely on in `environment.json`, `folds.json` and `plan.json`."""
 _CLAIMED: set[str] = set()
 """Folders that runs of this process are in; closing a second handle on one would end the first one's record lock."""
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _EPOCH_FILE = re.compile(r"^epoch_(\d+)\.pt$")
 
 
@@ -54,7 +55,14 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON document whole; non-finite numbers are refused by the caller's own record, not written as NaN."""
     with write_whole(path) as stream:
-        stream.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        stream.write(
+            without_half_pairs(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)).encode() + b"\n"
+        )
+
+
+def without_half_pairs(document: str) -> str:
+    """JSON text that UTF-8 can hold: half a surrogate pair, of a file name that is no UTF-8, as its escape, which reads back."""
+    return document if document.isascii() else _HALF_PAIR.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
 
 
 def read_record(path: Path, needed: Mapping[str, type]) -> dict[str, Any]:
@@ -163,12 +171,20 @@ class RunFolder:
                 )
             if self.path.exists() and not self.path.is_dir():
                 raise RecipeError(f"{self.path} is a file; choose another --run")
-            if self.path.is_dir() and any(self.path.iterdir()):
+            if self.path.is_dir() and any(not self._of_a_start(entry) for entry in self.path.iterdir()):
                 raise RecipeError(f"{self.path} is not empty and holds no run; choose another --run")
         except OSError as error:
             raise StorageError(
                 f"run folder {self.path} cannot be looked into: {error.strerror}; choose another with --run"
             ) from error
+
+    def _of_a_start(self, entry: Path) -> bool:
+        """True for what a run leaves that was cut short before it had its recipe."""
+        if entry == self.checkpoints:
+            return entry.is_dir() and not any(entry.iterdir())
+        return entry.name in ("run.lock", self.environment.name, self.plan.name, self.folds.name) or (
+            entry.name.startswith(".") and entry.name.endswith(".part")
+        )
 
     def create(self) -> None:
         """Makes and claims the folder of a new run; RecipeError where it holds one, StorageError where it can't be made."""
@@ -205,7 +221,7 @@ class RunFolder:
                 self._lock = None
             if taken:
                 raise StorageError(
-                    f"run folder {self.path} is in use by {holder}; wait for it or choose another --run"
+                    f"run folder {self.path} is in use by {holder}; wait for it, or take another folder"
                 ) from error
             raise StorageError(
                 f"run folder {self.path} cannot be written: {error.strerror}{_free(self.path)}; choose another with --run"
@@ -250,7 +266,7 @@ def new_run_path(name: str, base: Path = Path("runs"), now: Callable[[], float] 
 
 def newest_unfinished(base: Path = Path("runs")) -> tuple[Path | None, Path | None]:
     """The newest run under `base` that can be gone on with, and the newest of all; None where there is none."""
-    runs = [RunFolder(path) for path in base.iterdir() if (path / "recipe.yaml").exists()] if base.is_dir() else []
+    runs = [RunFolder(path) for path in base.iterdir() if os.path.exists(path / "recipe.yaml")] if base.is_dir() else []
     runs.sort(key=lambda run: run.recipe.stat().st_mtime, reverse=True)
     newest = runs[0].path if runs else None
     return next((run.path for run in runs if not run.finished() and not run.never_trained()), None), newest

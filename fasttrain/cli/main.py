@@ -14,11 +14,13 @@ import typer
 
 from fasttrain.cli.data_commands import data_app
 from fasttrain.cli.figures import one_line
+from fasttrain.cli.printing import print_json
 from fasttrain.cli.recipe_commands import recipes_app
 from fasttrain.cli.run_commands import resume_command, train_command
 from fasttrain.cli.trained_commands import evaluate_command, predict_command
-from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_STORAGE, FasttrainError
+from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY, EXIT_STORAGE, FasttrainError
 
+_PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _EXIT_BROKEN_PIPE = 128 + 13
 """What a shell makes of SIGPIPE, by which other programs end here."""
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -90,6 +92,8 @@ def _guarded(arguments: list[str], debug: bool) -> int:
             _print_error(traceback.format_exc())
         for fault in error.faults:
             _tell(fault)
+        if "--json" in arguments:
+            _document_failure(error)
         return error.exit_code
     except KeyboardInterrupt:
         _tell("interrupted")
@@ -99,6 +103,10 @@ def _guarded(arguments: list[str], debug: bool) -> int:
         _drop_output()
         return _EXIT_BROKEN_PIPE
     except SystemExit as error:
+        # The parser meets a reader that went away by itself, with a wrapper around stdout and exit code 1
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
+            _drop_output()
+            return _EXIT_BROKEN_PIPE
         return error.code if isinstance(error.code, int) else EXIT_BUG
     except Exception as error:
         return _other(error, debug)
@@ -114,12 +122,26 @@ def _other(error: Exception, debug: bool) -> int:
         _drop_output()
         _tell(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
         return EXIT_STORAGE
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        _tell("this machine has too little memory for fasttrain to begin; give it more, or end other programs")
+        return EXIT_OUT_OF_MEMORY
+    if isinstance(error, OSError) and error.errno in _PATH_ERRORS and not debug:
+        what = os.fsdecode(error.filename) if error.filename is not None else "the working folder"
+        _tell(f"{what}: {(error.strerror or str(error)).lower()}; name another place, or mend this one")
+        return EXIT_STORAGE
     if type(error).__name__ == "Abort":
         return EXIT_INTERRUPTED
     if debug:
         _print_error(traceback.format_exc())
     _tell(f"a bug of fasttrain's own: {type(error).__name__}: {error}; run it again with --debug for the traceback")
     return EXIT_BUG
+
+
+def _document_failure(error: FasttrainError) -> None:
+    """A script that asked for a document gets one of a failure, too."""
+    with contextlib.suppress(OSError, ValueError):
+        print_json({"status": "failed", "exit_code": error.exit_code, "faults": list(error.faults)})
+        sys.stdout.flush()
 
 
 def _tell_usage(error: Any, message: str) -> None:

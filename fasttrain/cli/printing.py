@@ -6,13 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fasttrain.run_folder import without_half_pairs
+
 if TYPE_CHECKING:
     from fasttrain.engine.run import Prepared
 
 
 def print_json(document: Any) -> None:
     """One JSON document, its numbers finite."""
-    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    print(without_half_pairs(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def print_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:

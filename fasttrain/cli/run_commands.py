@@ -12,7 +12,7 @@ import typer
 from fasttrain.cli.printing import print_json, print_plan
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
-from fasttrain.errors import RecipeError
+from fasttrain.errors import EXIT_USAGE, RecipeError
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
 from fasttrain.recipe import Recipe, resolve
@@ -45,7 +45,9 @@ def train_command(
         typer.Option("--fold", help="Fold of a k-fold split that validates; all: every fold in turn.", metavar="K|all"),
     ] = None,
     device: DeviceOption = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and train nothing; only a made phantom is written.")
+    ] = False,
     json: JsonOption = False,
 ) -> int:
     """Train a recipe in a new run folder."""
@@ -54,6 +56,9 @@ def train_command(
     if fold is not None and not all_folds:
         if not fold.isdecimal():
             raise RecipeError(f"--fold {fold}: should be a number from 0, or all")
+        kind = resolve(recipe, sets).recipe.data.split.kind
+        if kind != "kfold":
+            raise RecipeError(f"--fold {fold}: the recipe's data.split.kind is {kind}; folds need kfold")
         sets.append(f"data.split.fold={fold}")
     resolved = resolve(recipe, sets)
     # Looked at before torch is loaded, which takes seconds
@@ -98,7 +103,11 @@ def resume_command(
         if newest is None:
             raise RecipeError("there is no run under ./runs; name a run folder")
         if unfinished is None:
-            print(f"nothing to do: no run under ./runs is unfinished, the newest is {newest}", file=sys.stderr)
+            failed = RunFolder(newest).never_trained()
+            state = "which failed before its first step: give its command again" if failed else "and done"
+            print(f"nothing to do: no run under ./runs is unfinished; the newest is {newest}, {state}", file=sys.stderr)
+            if failed:
+                return EXIT_USAGE
             if json:
                 print_json({"status": "done", "run": str(newest)})
             return 0

@@ -11,7 +11,7 @@ import typer
 
 from fasttrain.cli.figures import score_text
 from fasttrain.cli.printing import print_json, print_table
-from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption
+from fasttrain.cli.run_commands import DeviceOption, JsonOption
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DATA, EXIT_DONE
@@ -34,7 +34,9 @@ class Part(str, Enum):
 
 def evaluate_command(
     run: RunArgument,
-    data: DataOption = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of the data set; else where the run found it.")
+    ] = None,
     part: Annotated[Part, typer.Option("--part", help="Which cases of the run's split.")] = Part.validation,
     device: DeviceOption = "auto",
     json: JsonOption = False,
@@ -88,10 +90,20 @@ def predict_command(
         finally:
             view.close()
     if json:
-        print_json({"written": [str(path) for path in done.written], "faults": list(done.faults)})
+        passed = [str(path) for path in done.passed_over]
+        print_json(
+            {"written": [str(path) for path in done.written], "faults": list(done.faults), "passed_over": passed}
+        )
     else:
         for path in done.written:
             print(path)
+    if done.passed_over:
+        names = ", ".join(path.name for path in done.passed_over[:5])
+        print(
+            f"warning: {len(done.passed_over)} NIfTI files do not end as the recipe's data.source says and were passed over "
+            f"({names}{', …' if len(done.passed_over) > 5 else ''})",
+            file=sys.stderr,
+        )
     for fault in done.faults:
         print(f"fasttrain: {fault}", file=sys.stderr)
     return EXIT_DATA if done.faults else EXIT_DONE

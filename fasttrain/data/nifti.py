@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import stat
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +120,9 @@ def read_header(path: Path) -> NiftiHeader:
 
 def _bytes_of(path: Path, limit: int = -1) -> bytes:
     try:
+        # Without waiting: a pipe has no end to wait for
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise DataError(f"{path} is no regular file; a NIfTI file is expected")
         with open(path, "rb") as stream:
             blob = stream.read(limit)
     except FileNotFoundError:

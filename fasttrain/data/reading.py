@@ -27,7 +27,7 @@ def read_image(case: Case, data: DataSpec, dimensions: int) -> tuple[np.ndarray,
     if len(case.images) == 1:
         file = read_file(case.images[0])
         spatial, found = split_shape(case.images[0], file.header.shape, dimensions)
-        _check_channels(case.images[0], file.header.shape, found, data)
+        check_channels(case.images[0], file.header.shape, found, data)
         stacked = np.moveaxis(file.values().reshape((*spatial, found), order="F"), -1, 0)
         image, grid = np.ascontiguousarray(stacked), Grid(spatial, file.header.affine)
     else:
@@ -137,7 +137,8 @@ def _one_channel(path: Path, file: NiftiFile, dimensions: int) -> tuple[np.ndarr
     return file.values().reshape(spatial, order="F"), Grid(spatial, file.header.affine)
 
 
-def _check_channels(path: Path, shape: tuple[int, ...], found: int, data: DataSpec) -> None:
+def check_channels(path: Path, shape: tuple[int, ...], found: int, data: DataSpec) -> None:
+    """Raises DataError where one file with all channels has another number of them than the recipe names."""
     expected = len(data.channels)
     if found != expected:
         raise DataError(

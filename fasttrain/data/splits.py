@@ -13,8 +13,6 @@ from fasttrain.recipe.data_spec import KFoldSplit, LastSplit, ListsSplit, RatioS
 from fasttrain.recipe.names import did_you_mean
 from fasttrain.samples import Case
 
-_SEED_LIMIT = 2**32
-
 
 @dataclass(frozen=True)
 class Split:
@@ -65,7 +63,6 @@ def fold_indices(count: int, folds: int, fold: int, seed: int) -> np.ndarray:
 
 
 def _split_by_folds(cases: list[Case], spec: KFoldSplit) -> Split:
-    _check_seed(spec.seed)
     _check_names(cases, {"test": spec.test})
     held = set(spec.test)
     rest = [case for case in cases if case.name not in held]
@@ -100,7 +97,6 @@ def _split_last(cases: list[Case], spec: LastSplit) -> Split:
 
 
 def _split_by_ratio(cases: list[Case], spec: RatioSplit) -> Split:
-    _check_seed(spec.seed)
     order = np.random.RandomState(spec.seed).permutation(len(cases))
     validation = max(1, round(spec.validation * len(cases)))
     test = max(1, round(spec.test * len(cases))) if spec.test else 0
@@ -139,8 +135,3 @@ def _check_names(cases: Iterable[Case], parts: dict[str, tuple[str, ...]]) -> No
             faults.append(f"data.split: case {name} stands in {where}; a case belongs to one part, once")
     if faults:
         raise RecipeError(faults)
-
-
-def _check_seed(seed: int) -> None:
-    if seed >= _SEED_LIMIT:
-        raise RecipeError(f"data.split.seed is {seed}; it must be below 2^32")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fasttrain.data.nifti import is_nifti
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.data.sources.unlabelled import find_unlabelled
+from fasttrain.data.sources.unlabelled import find_unlabelled, passed_over
 from fasttrain.data.writing import write_label
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
@@ -22,10 +22,11 @@ ENDING = ".nii.gz"
 
 @dataclass(frozen=True)
 class Predictions:
-    """What was written, and one sentence for each input that could not be read."""
+    """What was written, one sentence for each input that could not be read, and files that fit no case by their names."""
 
     written: tuple[Path, ...]
     faults: tuple[str, ...]
+    passed_over: tuple[Path, ...] = ()
 
 
 def predict(
@@ -71,7 +72,7 @@ def predict(
         except DataError as error:
             faults.extend(error.faults)
         progress(number, len(cases))
-    return Predictions(tuple(written), tuple(faults))
+    return Predictions(tuple(written), tuple(faults), passed_over(run.recipe.data, given, cases))
 
 
 def _harm(case: Case, path: Path) -> str | None:

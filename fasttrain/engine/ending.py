@@ -100,8 +100,12 @@ def _exit_code(failure: BaseException) -> int:
     return 130 if isinstance(failure, KeyboardInterrupt) else EXIT_BUG
 
 
-def _case_scores(fit: Fit | None) -> dict[str, list[float | None]]:
+def _case_scores(fit: Fit | None) -> dict[str, dict[str, float | None]]:
     """Dice a class of each case, of the last validation."""
     if fit is None or fit.last_scores is None:
         return {}
-    return {score.name: [one.dice for one in score.classes] for score in fit.last_scores.cases}
+    names = fit.recipe.data.class_names
+    return {
+        score.name: {name: one.dice for name, one in zip(names, score.classes, strict=True)}
+        for score in fit.last_scores.cases
+    }

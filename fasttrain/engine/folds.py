@@ -137,7 +137,7 @@ class _Folds:
         cases = {name: dices for result in self.results for name, dices in result.summary.get("cases", {}).items()}
         pooled = summarise(
             [
-                CaseScore(name, tuple(ClassScore(dice, None, False) for dice in dices), None)
+                CaseScore(name, tuple(ClassScore(dices[class_name], None, False) for class_name in names), None)
                 for name, dices in cases.items()
             ],
             names,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.checkpoints import ReadCheckpoint, newest_good
@@ -15,11 +16,11 @@ from fasttrain.engine.fit import Fit
 from fasttrain.engine.preparing import Prepared, check_same_cases, prepare, read_start, record_start
 from fasttrain.engine.session import Session
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import RecipeError
+from fasttrain.errors import RecipeError, StorageError
 from fasttrain.recipe import ResolvedRecipe, resolve
 from fasttrain.run_folder import RunFolder, new_run_path, write_whole
 from fasttrain.telemetry.device_monitor import DeviceMonitor
-from fasttrain.telemetry.event_log import EventLog
+from fasttrain.telemetry.event_log import EventLog, read_events
 from fasttrain.telemetry.events import Message, Observer, Progress, RunStarted
 from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after
 from fasttrain.telemetry.pictures import drop_pictures
@@ -52,9 +53,10 @@ def train(
         prepared = prepare(resolved.recipe, Path(data) if data is not None else None, device, session.emit)
         folder.create()
         session.stop.begun = True
+        record_start(folder, prepared, device)
+        # Last of the three, since it is what makes the folder hold a run: one cut short before is no run, and no dead end
         with write_whole(folder.recipe) as stream:
             stream.write(resolved.as_yaml().encode())
-        record_start(folder, prepared, device)
         return _carry_out(folder, prepared, session, saved=None)
     finally:
         folder.release()
@@ -89,9 +91,7 @@ def resume(
         start, plan = read_start(folder)
         chosen = device or start["arguments"]["device"]
         root = Path(data) if data is not None else Path(start["arguments"]["data"])
-        saved: ReadCheckpoint | None = None
-        if folder.has_checkpoints():
-            saved = newest_good(folder.last, [folder.best, *folder.epoch_files()])
+        saved = _newest_checkpoint(folder)
         prepared = prepare(recipe, root, chosen, session.emit, plan, start["hardware"]["device_name"])
         check_same_cases(plan["cases"], prepared.split, prepared.root)
         session.stop.begun = True
@@ -100,6 +100,23 @@ def resume(
     finally:
         folder.release()
         session.close()
+
+
+def _newest_checkpoint(folder: RunFolder) -> ReadCheckpoint | None:
+    """The checkpoint to go on from; None where the run ended before its first one. Raises StorageError where those that were
+    written are gone or damaged: a run is never begun anew in silence.
+    """
+    if folder.has_checkpoints():
+        saved = newest_good(folder.last, [folder.best, *folder.epoch_files()])
+        gone = () if folder.last.exists() else (f"checkpoint {folder.last} is missing",)
+        return replace(saved, damaged=(*gone, *saved.damaged))
+    if any(entry.get("event") == "CheckpointSaved" for entry in read_events(folder.events)):
+        raise StorageError(
+            f"{folder.checkpoints} holds no checkpoint, but the run wrote some; bring them back, or begin anew with "
+            "`fasttrain train`"
+        )
+    folder.checkpoints.mkdir(exist_ok=True)
+    return None
 
 
 def _carry_out(folder: RunFolder, prepared: Prepared, session: Session, saved: ReadCheckpoint | None) -> RunResult:

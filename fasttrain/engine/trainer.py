@@ -44,6 +44,8 @@ class Trainer:
         # Sums of the open epoch, float64 so that their order of magnitude never matters
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._loss_count = torch.zeros((), dtype=torch.int64, device=device)
+        self._counting = False
+        """Whether the sums on the device are the progress's: between epochs, and after a restore, the progress knows better."""
         self._batches: _Timed | None = None
 
     @property
@@ -55,8 +57,7 @@ class Trainer:
         """The rest of the open epoch, a report a step. The progress is right between any two reports."""
         progress = self.state.progress
         self.step.network.train()
-        self._loss_sum.fill_(progress.loss_sum)
-        self._loss_count.fill_(progress.loss_count)
+        self._take_up_sums()
         if self._batches is None:
             self._batches = _Timed(self.source.batches(progress.position))
         while progress.step_in_epoch < self.steps_per_epoch:
@@ -92,8 +93,9 @@ class Trainer:
         Raises DivergedError after too many steps in a row whose loss was not finite.
         """
         progress = self.state.progress
-        progress.loss_sum = float(self._loss_sum)
-        progress.loss_count = int(self._loss_count)
+        if self._counting:
+            progress.loss_sum = float(self._loss_sum)
+            progress.loss_count = int(self._loss_count)
         streak = int(self.step.worst_streak)
         if streak >= MOST_BAD_STEPS_IN_A_ROW:
             raise DivergedError(
@@ -117,7 +119,13 @@ class Trainer:
         progress.epoch += 1
         progress.step_in_epoch = 0
         progress.loss_sum, progress.loss_count = 0.0, 0
+        self._counting = False
         progress.epoch_seconds, progress.epoch_wait_seconds = 0.0, 0.0
+
+    def _take_up_sums(self) -> None:
+        self._loss_sum.fill_(self.state.progress.loss_sum)
+        self._loss_count.fill_(self.state.progress.loss_count)
+        self._counting = True
 
     def close(self) -> None:
         """Ends the source and its workers."""

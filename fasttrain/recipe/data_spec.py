@@ -34,7 +34,7 @@ class NnunetSource(Spec):
 
 
 class FoldersSource(Spec):
-    """Plain folders, image and label paired by id: the file name less its ending and less `image_suffix`/`label_suffix`.
+    """Plain folders, image and label paired by id: the file name less its ending and less its `image_suffixes` or `label_suffix`.
 
     With several `image_suffixes` there is one file a channel, in that order.
     """
@@ -63,7 +63,7 @@ class KFoldSplit(Spec):
     kind: Literal["kfold"]
     folds: Annotated[Int, Field(ge=2)] = 5
     fold: NonNegativeInt = 0
-    seed: NonNegativeInt = 12345
+    seed: Seed = 12345
     test: tuple[str, ...] = ()
 
 
@@ -81,7 +81,7 @@ class RatioSplit(Spec):
     kind: Literal["ratio"]
     validation: Annotated[Float, Field(gt=0.0, lt=1.0)] = 0.2
     test: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.0
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
 
 class ListsSplit(Spec):
@@ -200,8 +200,8 @@ class DataSpec(Spec):
     storage_dtype: Literal["float32", "float16"] = "float32"
     samples_per_case: PositiveInt = 1
     cache: CacheSpec = CacheSpec()
-    workers: Literal["auto"] | NonNegativeInt = "auto"
-    prefetch_factor: PositiveInt = 2
+    workers: Literal["auto"] | Annotated[Int, Field(ge=0, le=1024)] = "auto"
+    prefetch_factor: Annotated[Int, Field(ge=1, le=1024)] = 2
     worker_kind: Literal["auto", "process", "thread"] = "auto"
     pin_memory: Switch = "auto"
     copy_stream: Switch = "auto"

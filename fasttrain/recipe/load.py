@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,12 +230,15 @@ def _no_such_place(keys: Keys, depth: int, values: list[Any]) -> RecipeError:
 
 
 def _validated(raw: dict[str, Any], texts: _Texts, set_paths: set[Keys]) -> Recipe:
-    try:
-        recipe = Recipe.model_validate(raw)
-        found = list(faults_across(recipe))
-    except ValidationError as error:
-        found = sentences(error, raw, Recipe)
+    recipe: Recipe | None = None
+    found = list(_no_text(raw, ()))
     if not found:
+        try:
+            recipe = Recipe.model_validate(raw)
+            found = list(faults_across(recipe))
+        except ValidationError as error:
+            found = sentences(error, raw, Recipe)
+    if recipe is not None and not found:
         return recipe
 
     def told(path: Keys, text: str) -> str:
@@ -244,6 +247,15 @@ def _validated(raw: dict[str, Any], texts: _Texts, set_paths: set[Keys]) -> Reci
         return f"{texts.where(path)}: {dotted(path)}: {text}"
 
     raise RecipeError(told(path, text) for path, text in found)
+
+
+def _no_text(value: Any, path: Keys) -> Iterator[tuple[Keys, str]]:
+    """Text that no file can hold: half a surrogate pair."""
+    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        yield path, f"{value!r} is no text that a file could hold"
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _no_text(item, (*path, key))
 
 
 def _origins_of_all(recipe: Recipe, origins: dict[Keys, str]) -> dict[Keys, str]:

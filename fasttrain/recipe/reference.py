@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pydantic.fields import FieldInfo
 from fasttrain.errors import RecipeError
 from fasttrain.recipe.names import did_you_mean
 from fasttrain.recipe.recipe import Recipe
+from fasttrain.recipe.spec import MOST
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,20 @@ def sections(within: str = "") -> list[Section]:
     every = list(_sections_of(Recipe, ""))
     found = [section for section in every if not within or _lies_in(section.path, within)]
     if not found:
+        # A key by itself, with what its section says
+        chosen = [
+            (one, tuple(key for key in one.keys if _plain(key.path) == within or key.path == within)) for one in every
+        ]
+        found = [Section(one.path, one.about, keys) for one, keys in chosen if keys]
+    if not found:
         names = sorted({section.path.split("[")[0] for section in every if section.path})
         raise RecipeError(f"a recipe has no section {within!r}{did_you_mean(within, names)}")
     return found
+
+
+def _plain(path: str) -> str:
+    """`loss[dice].smooth` as a recipe spells it, `loss.smooth`."""
+    return re.sub(r"\[\w+\]", "", path)
 
 
 def _lies_in(path: str, within: str) -> bool:
@@ -91,18 +104,21 @@ def _takes(annotation: Any, metadata: typing.Sequence[Any] = ()) -> str:
         return " | ".join(_takes(part) for part in parts)
     bounds = "".join(_bounds(metadata))
     if origin is tuple:
-        return f"list of: {_takes(parts[0])}{bounds}"
+        return f"list of: {_takes(parts[0])}{bounds and ';' + bounds}"
     if origin is dict:
         return f"{_takes(parts[0])}: {_takes(parts[1])}, …{bounds}"
     return f"{_NAMES.get(annotation, 'value')}{bounds}"
+
+
+_SIGNS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"), ("min_length", "at least"), ("max_length", "at most"))
 
 
 def _bounds(metadata: typing.Sequence[Any]) -> Iterator[str]:
     for item in metadata:
         # pydantic's Field keeps what it was given in a list of its own; annotated_types' bounds are plain attributes
         for one in getattr(item, "metadata", None) or (item,):
-            for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
-                if getattr(one, name, None) is not None:
+            for name, sign in _SIGNS:
+                if getattr(one, name, None) not in (None, MOST):
                     bound = getattr(one, name)
                     yield f" {sign} {bound:g}" if isinstance(bound, float) else f" {sign} {bound}"
 

@@ -14,7 +14,7 @@ from fasttrain.recipe.spec import Float, NonNegativeInt, PositiveInt, Spec
 class WindowSpec(Spec):
     """Sliding-window inference: patch-sized windows that overlap, blended into one volume."""
 
-    overlap: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.25
+    overlap: Annotated[Float, Field(ge=0.0, le=0.95)] = 0.25
     blend: Literal["gaussian", "constant"] = "gaussian"
     batch_size: PositiveInt = 4
 

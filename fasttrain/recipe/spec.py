@@ -40,8 +40,10 @@ Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_switch)]
 Int = Annotated[int, BeforeValidator(_no_switch)]
 Float = Annotated[float, BeforeValidator(_no_switch)]
 Probability = Annotated[Float, Field(ge=0.0, le=1.0)]
-PositiveInt = Annotated[Int, Field(ge=1)]
-NonNegativeInt = Annotated[Int, Field(ge=0)]
+MOST = 10**9
+"""More than anything a recipe counts, and few enough for every library that counts with it."""
+PositiveInt = Annotated[Int, Field(ge=1, le=MOST)]
+NonNegativeInt = Annotated[Int, Field(ge=0, le=MOST)]
 PositiveFloat = Annotated[Float, Field(gt=0.0)]
 NonNegativeFloat = Annotated[Float, Field(ge=0.0)]
 Seed = Annotated[Int, Field(ge=0, lt=2**32)]

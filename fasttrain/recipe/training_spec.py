@@ -6,7 +6,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fasttrain.recipe.spec import Float, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Seed, Spec, Switch
+from fasttrain.recipe.spec import (
+    Float,
+    Int,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Seed,
+    Spec,
+    Switch,
+)
 
 
 class _Loss(Spec):
@@ -255,4 +265,4 @@ class AccelerationSpec(Spec):
     activation_checkpointing: Switch = "auto"
     fused_optimizer: Switch = "auto"
     expandable_segments: Switch = "auto"
-    threads: Literal["auto"] | PositiveInt = "auto"
+    threads: Literal["auto"] | Annotated[Int, Field(ge=1, le=1024)] = "auto"

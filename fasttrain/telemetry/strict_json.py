@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from fasttrain.run_folder import without_half_pairs
+
 
 def plain(value: object) -> object:
     """The value with non-finite floats as None, paths as text, tuples and sets as lists; TypeError for other types."""
@@ -27,4 +29,4 @@ def plain(value: object) -> object:
 
 def dumps(value: object, indent: int | None = None) -> str:
     """JSON text of `value` after `plain`; one line unless `indent` is given."""
-    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False, indent=indent)
+    return without_half_pairs(json.dumps(plain(value), allow_nan=False, ensure_ascii=False, indent=indent))

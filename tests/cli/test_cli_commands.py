@@ -108,7 +108,7 @@ def test_version(call) -> None:
         (["train", "-r", "demo", "-s", "trainig.epochs=1"], "--set trainig: no such key; did you mean training?"),
         (["train", "-r", "demo", "-s", "a"], "--set a: should be key.path=value"),
         (["train", "-r", "demo", "-s", "a=["], "not valid YAML"),
-        (["train", "-r", "demo", "--fold", "3"], "--set data.split.fold: no such key"),
+        (["train", "-r", "demo", "--fold", "3"], "--fold 3: the recipe's data.split.kind is last; folds need kfold"),
         (["train", "-r", "hippocampus", "--fold", "5"], "data.split.fold: 5 is not one of the folds 0 to 4"),
         (["train", "-r", "demo", "--device", "gpu"], "--device gpu: should be auto, cpu, cuda or cuda:N"),
         (["resume"], "there is no run under ./runs"),
@@ -205,7 +205,7 @@ def test_resume_of_finished_runs_has_nothing_to_do(call, tmp_path: Path) -> None
     finished(tmp_path, "one")
     answer = call("resume")
     assert answer.code == 0
-    assert answer.err == "nothing to do: no run under ./runs is unfinished, the newest is runs/one\n"
+    assert answer.err == "nothing to do: no run under ./runs is unfinished; the newest is runs/one, and done\n"
     assert json.loads(call("resume", "--json").out) == {"status": "done", "run": "runs/one"}
     named = call("resume", "runs/one", "--json")
     assert (named.code, json.loads(named.out)["status"]) == (0, "done")
@@ -309,7 +309,7 @@ def test_known_errors_keep_their_exit_code_with_debug(call, monkeypatch: pytest.
         (KeyboardInterrupt(), EXIT_INTERRUPTED, None),
         (OSError(28, "No space left on device"), 6, "the output cannot be written: No space left on device"),
         (OSError(28, "No space left on device", "/x/y"), 6, "/x/y cannot be written: No space left on device"),
-        (MemoryError(), 1, None),
+        (MemoryError(), 5, None),
         (RecursionError("deep"), 1, None),
     ],
 )
@@ -338,6 +338,9 @@ def test_a_reader_that_goes_away_is_met_in_silence(unbuffered: str) -> None:
     for command in ("ft recipes list | true", "ft recipes show demo --resolved | head -1", "ft --help | true"):
         done = shell(f"sleep 0; {command}", PYTHONUNBUFFERED=unbuffered)
         assert done.stderr == "", command
+    # Sure to come too late: the reader is gone before Python has begun
+    late = shell("(sleep 2; ft recipes keys) | true", PYTHONUNBUFFERED=unbuffered)
+    assert (late.returncode, late.stderr) == (141, "")
 
 
 def test_an_output_that_is_full_is_a_sentence() -> None:
@@ -460,11 +463,9 @@ def test_the_keys_of_recipes_are_listed(call) -> None:
     assert keys["training.batch_size"] == {"takes": "whole number ≥ 1", "default": "needed"}
 
 
-def test_all_folds_from_the_command_line(call, phantoms: Path) -> None:
-    from conftest import TINY
-
+def test_all_folds_from_the_command_line(call, tiny_values: dict, phantoms: Path) -> None:
     small = {
-        **TINY,
+        **tiny_values,
         "data.split": {"kind": "kfold", "folds": 2},
         "training.epochs": 1,
         "training.iterations_per_epoch": 1,
@@ -493,3 +494,37 @@ def test_all_folds_from_the_command_line(call, phantoms: Path) -> None:
     assert answer.code == 0
     assert "nothing to do" in answer.err
     assert "should be a number from 0, or all" in call("train", "--recipe", "demo", "--fold", "one").sentence
+
+
+def test_a_failure_is_a_document_too_where_one_was_asked_for(call, tmp_path: Path) -> None:
+    answer = call("train", "--recipe", "hippocampus", "--data", tmp_path / "nowhere", "--device", "cpu", "--json")
+    document = json.loads(answer.out)
+    assert answer.code == 3
+    assert (document["status"], document["exit_code"]) == ("failed", 3)
+    assert f"fasttrain: {document['faults'][0]}" in answer.err
+    assert call("train", "--recipe", "hippocampus", "--data", tmp_path / "nowhere", "--device", "cpu").out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["resume", "x" * 300],
+        ["evaluate", "x" * 300],
+        ["train", "--recipe", "hippocampus", "--data", "x" * 300],
+        ["train", "--recipe", "x" * 300 + ".yaml"],
+    ],
+)
+def test_a_name_that_no_disk_takes_is_a_sentence(call, arguments: list[str]) -> None:
+    answer = call(*arguments)
+    assert answer.code in (2, 3, 6)
+    assert "bug" not in answer.sentence
+
+
+def test_a_failed_newest_run_is_not_called_done(call, tmp_path: Path) -> None:
+    run = tmp_path / "runs/one"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "recipe.yaml").write_text("name: x\n")
+    (run / "summary.json").write_text(json.dumps({"status": "failed", "steps": 0}))
+    answer = call("resume")
+    assert answer.code == 2
+    assert "failed before its first step: give its command again" in answer.err

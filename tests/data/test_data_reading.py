@@ -114,7 +114,7 @@ def test_damaged_files_give_one_sentence(tmp_path: Path) -> None:
         assert expected in sentence, what
         assert name in sentence
     assert "does not exist" in fault_of(lambda: image_of(tmp_path / "absent.nii"))
-    assert "cannot be read" in fault_of(lambda: image_of(tmp_path))
+    assert "is no regular file" in fault_of(lambda: image_of(tmp_path))
     # Controls: several gzip members and zeros at the end are legal.
     for blob in (gzip.compress(plain[:500]) + gzip.compress(plain[500:]), packed + bytes(512)):
         (tmp_path / "legal.nii.gz").write_bytes(blob)

@@ -126,7 +126,6 @@ def test_empty_parts_are_refused() -> None:
     assert "no case for training of 3" in fault(3, kind="lists", train=[], validation=["case_001"])
     assert "training and none for validation" in fault(3, kind="lists", train=[], validation=[])
     assert "folds is 5, but there are only 4" in fault(4, kind="kfold")
-    assert "seed" in fault(9, kind="ratio", seed=2**32)
 
 
 def test_same_trains_and_validates_on_every_case_even_on_one() -> None:

@@ -58,3 +58,11 @@ def test_the_command_needs_no_torch() -> None:
         "import sys; from fasttrain.recipe.reference import sections; sections(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_one_key_by_itself_and_lengths_of_lists() -> None:
+    (section,) = sections("training.epochs")
+    assert [key.path for key in section.keys] == ["training.epochs"]
+    (dynunet,) = sections("network[dynunet].features")
+    assert dynunet.keys[0].takes == "list of: whole number ≥ 1; at least 3"
+    assert len(sections("network.features")) == 2

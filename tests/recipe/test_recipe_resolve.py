@@ -326,7 +326,7 @@ SETTABLE = st.fixed_dictionaries(
         "data.spacing": st.none() | st.lists(st.floats(0.01, 100), min_size=3, max_size=3),
         "network.strides": st.just([2, [1, 2, 2], 2]),
         "acceleration.amp": st.sampled_from(["auto", "off", "bf16"]),
-        "acceleration.threads": st.just("auto") | positive,
+        "acceleration.threads": st.just("auto") | st.integers(1, 1024),
         "output.checkpoint_every": st.sampled_from(["1 epoch", "5m", "50 steps"]),
         "validation.mirror": st.lists(st.integers(0, 2), unique=True),
         "validation.hd95": st.booleans(),

@@ -143,7 +143,7 @@ def test_any_set_gives_a_recipe_that_reads_back_or_sentences(sets: list[tuple[st
     assert "# --set" in resolved.as_yaml()
 
 
-ODD = ["\ud800", "\x00", "\x85", "a\x85b", "\u2028", "\ufeff", "# no comment", "a # b", ": - ?", "a: b", "- a", "? a", "null",
+ODD = ["\x00", "\x85", "a\x85b", "\u2028", "\ufeff", "# no comment", "a # b", ": - ?", "a: b", "- a", "? a", "null",
        "1.0", "2e-4", " a ", "off", "yes", "", "\n", "a\n b", "x\n", "\r", "\t", "'", '"', "\\", "%", "@", "`", "|", "[", "}, {",
        "*a", "&a", "!!str", "<<", "=", "2020-01-01", "---", "...", "\U0001f600", "Längs", "a" * 5000 + " b"]  # fmt: skip
 
@@ -168,3 +168,9 @@ def test_odd_names_read_back(name: str, tmp_path: Path) -> None:
 @given(name=st.text(max_size=8) | st.text("\x85:-?#,[]{}&*!|>'\"%@` \n\ta1", max_size=8))
 def test_names_of_any_characters_read_back(name: str, tmp_path_factory) -> None:
     read_back(name, tmp_path_factory.getbasetemp() / "any_name.yaml")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udcfcb"])
+def test_half_a_surrogate_pair_is_refused_before_anything_is_trained(name: str) -> None:
+    with pytest.raises(RecipeError, match=r"data.classes\[1\]: .* is no text that a file could hold"):
+        resolve("demo", {"data.classes": {1: name, 2: "b"}})

@@ -61,6 +61,14 @@ def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None 
     return tuple(Case(name, tuple(index[suffix][name][0] for suffix in suffixes), None) for name in names)
 
 
+def passed_over(spec: DataSpec, given: Path, cases: Sequence[Case]) -> tuple[Path, ...]:
+    """The NIfTI files of a folder that belong to none of `cases`, since their names end otherwise."""
+    if not given.is_dir():
+        return ()
+    used = {path for case in cases for path in case.images}
+    return tuple(path for path in visible_files(given) if is_nifti(path) and path not in used)
+
+
 def channel_suffixes(spec: DataSpec, case: Case) -> list[str] | None:
     """What follows the id in the names of a training case's files, where the data set and not the recipe decides it.
 
