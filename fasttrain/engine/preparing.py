@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ def _cache_bytes(recipe: Recipe, cases: list[Case], emit: Callable[[Event], None
         raise
 
 
-def record_start(folder: RunFolder, prepared: Prepared, device: str) -> None:
+def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text: str) -> None:
+    """Writes `environment.json` and `plan.json`, by which a resume finds the same cases and makes the same choices."""
     record = environment_record(prepared.hardware)
     record["format"] = FORMAT_VERSION
     record["arguments"] = {"data": str(prepared.root.absolute()), "device": device}
@@ -94,7 +96,14 @@ def record_start(folder: RunFolder, prepared: Prepared, device: str) -> None:
         for part, attribute in (("training", "train"), ("validation", "validation"), ("test", "test"))
     }
     suffixes = channel_suffixes(prepared.recipe.data, prepared.split.train[0])
-    write_json(folder.plan, {**prepared.plan.record(), "cases": names, "channel_suffixes": suffixes})
+    digest = hashlib.sha256(recipe_text.encode()).hexdigest()
+    more = {"cases": names, "channel_suffixes": suffixes, "recipe_sha256": digest}
+    write_json(folder.plan, {**prepared.plan.record(), **more})
+
+
+def recipe_changed(folder: RunFolder, plan: Mapping[str, Any]) -> bool:
+    """Whether `recipe.yaml` is another file than the run began with: edited, or cut short and still a recipe."""
+    return plan.get("recipe_sha256") not in (None, hashlib.sha256(folder.recipe.read_bytes()).hexdigest())
 
 
 def read_start(folder: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,7 +13,7 @@ from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.ending import RunResult, end_run
 from fasttrain.engine.failures import explained
 from fasttrain.engine.fit import Fit
-from fasttrain.engine.preparing import Prepared, check_same_cases, prepare, read_start, record_start
+from fasttrain.engine.preparing import Prepared, check_same_cases, prepare, read_start, recipe_changed, record_start
 from fasttrain.engine.session import Session
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import RecipeError, StorageError
@@ -22,7 +22,7 @@ from fasttrain.run_folder import RunFolder, new_run_path, write_whole
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.event_log import EventLog, read_events
 from fasttrain.telemetry.events import Message, Observer, Progress, RunStarted
-from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after
+from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after, read_metrics
 from fasttrain.telemetry.pictures import drop_pictures
 from fasttrain.telemetry.tensorboard import TensorBoardLog
 
@@ -53,10 +53,11 @@ def train(
         prepared = prepare(resolved.recipe, Path(data) if data is not None else None, device, session.emit)
         folder.create()
         session.stop.begun = True
-        record_start(folder, prepared, device)
+        text = resolved.as_yaml()
+        record_start(folder, prepared, device, text)
         # Last of the three, since it is what makes the folder hold a run: one cut short before is no run, and no dead end
         with write_whole(folder.recipe) as stream:
-            stream.write(resolved.as_yaml().encode())
+            stream.write(text.encode())
         return _carry_out(folder, prepared, session, saved=None)
     finally:
         folder.release()
@@ -91,11 +92,17 @@ def resume(
         start, plan = read_start(folder)
         chosen = device or start["arguments"]["device"]
         root = Path(data) if data is not None else Path(start["arguments"]["data"])
+        if recipe_changed(folder, plan):
+            session.emit(
+                Message(
+                    f"{folder.recipe} is not the recipe that the run began with; what it says now counts", "warning"
+                )
+            )
         saved = _newest_checkpoint(folder)
         prepared = prepare(recipe, root, chosen, session.emit, plan, start["hardware"]["device_name"])
         check_same_cases(plan["cases"], prepared.split, prepared.root)
         session.stop.begun = True
-        _drop_newer_rows(folder, saved)
+        _drop_newer_rows(folder, saved, session)
         return _carry_out(folder, prepared, session, saved)
     finally:
         folder.release()
@@ -192,12 +199,16 @@ def _restore(assembly: Assembly, saved: ReadCheckpoint, session: Session) -> Non
         )
 
 
-def _drop_newer_rows(folder: RunFolder, saved: ReadCheckpoint | None) -> None:
+def _drop_newer_rows(folder: RunFolder, saved: ReadCheckpoint | None, session: Session) -> None:
     """Before the table is opened: rows newer than the checkpoint belong to steps that are taken again."""
     progress = saved.state["progress"] if saved is not None else {"step": 0, "step_in_epoch": 0, "epoch": 0}
     drop_pictures(folder.pictures, progress["epoch"] + 1)
     # A row of the epoch that is open was written just before a kill, its checkpoint not: that epoch is closed again
     drop_rows_after(folder.metrics, progress["step"] - (1 if progress["step_in_epoch"] else 0))
+    rows = len(read_metrics(folder.metrics))
+    if rows < progress["epoch"]:
+        told = f"{folder.metrics} has {rows} rows for {progress['epoch']} epochs: the others were lost, and are not made anew"
+        session.emit(Message(told, "warning"))
 
 
 def _first_step(prepared: Prepared, saved: ReadCheckpoint | None) -> int:

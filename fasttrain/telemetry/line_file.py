@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TextIO
@@ -48,9 +49,8 @@ class LineFile:
 
     def _fault(self, error: OSError) -> StorageError:
         reason = error.strerror or str(error)
-        return StorageError(
-            f"{self._path} cannot be written: {reason}; free space there or choose another folder with --run"
-        )
+        cure = "free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+        return StorageError(f"{self._path} cannot be written: {reason}; {cure} or choose another folder with --run")
 
 
 def _ends_torn(path: Path) -> bool:

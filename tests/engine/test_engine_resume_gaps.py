@@ -180,3 +180,19 @@ def test_files_that_predict_passes_over_are_told(tiny, phantoms: Path, tmp_path:
     )
     assert [path.name for path in done.written] == ["a.nii.gz"]
     assert [path.name for path in done.passed_over] == ["plain.nii.gz"]
+
+
+def test_records_that_were_cut_or_edited_are_told(tiny, phantoms: Path, tmp_path: Path) -> None:
+    run, stopper = tmp_path / "run", Stopper(lambda event: getattr(event, "step", 0) == 12)
+    train(tiny(), data=phantoms, run=run, device="cpu", observers=[stopper], stop=stopper.stop)
+    quiet = Stopper(lambda event: getattr(event, "step", 0) == 13)
+    resume(run, observers=[quiet], stop=quiet.stop)
+    assert quiet.messages == []
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text[: text.index("output:")])
+    table = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text(table[0])
+    heard = Stopper(lambda event: False)
+    resume(run, observers=[heard])
+    assert any("recipe.yaml is not the recipe that the run began with" in message for message in heard.messages)
+    assert any("has 0 rows for 2 epochs" in message for message in heard.messages)
