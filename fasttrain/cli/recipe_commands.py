@@ -122,7 +122,7 @@ def suggest_command(
     view = open_view(sys.stderr)
     with stop_on_signals() as stop:
         from fasttrain.engine.stop import Stopped
-        from fasttrain.engine.suggesting import suggest
+        from fasttrain.engine.suggest import suggest
 
         def progress(done: int, total: int) -> None:
             view.on_event(Progress("reading cases", done, total))

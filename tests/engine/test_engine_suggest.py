@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fasttrain import train
-from fasttrain.engine.suggesting import suggest
+from fasttrain.engine.suggest import suggest
 from fasttrain.errors import DataError
 from fasttrain.recipe import resolve
 from fasttrain.recipe.data_spec import KFoldSplit, SameSplit, WindowIntensity, ZScoreIntensity

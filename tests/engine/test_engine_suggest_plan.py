@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.engine.suggested_plan import (
+from fasttrain.engine.suggest.planner import (
     CPU_GIB,
     ELEMENTS_AT_8_GIB,
     MOST_GIB,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fasttrain.data.fingerprint import Fingerprint, Window
-from fasttrain.engine.commented_yaml import comment, number, numbers, quoted, section
-from fasttrain.engine.suggested_plan import SuggestedPlan
+from fasttrain.engine.suggest.commented_yaml import comment, number, numbers, quoted, section
+from fasttrain.engine.suggest.planner import SuggestedPlan
 from fasttrain.recipe.data_spec import FoldersSource
 
 _FOLDS = 5

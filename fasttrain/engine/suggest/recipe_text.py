@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain.data.fingerprint import Fingerprint, Window
-from fasttrain.engine.commented_yaml import comment, line, numbers, quoted, section, size_text
-from fasttrain.engine.suggested_data import data_section
-from fasttrain.engine.suggested_plan import (
+from fasttrain.engine.suggest.commented_yaml import comment, line, numbers, quoted, section, size_text
+from fasttrain.engine.suggest.data_section import data_section
+from fasttrain.engine.suggest.planner import (
     CPU_GIB,
     DATA_SHARE,
     ELEMENTS_AT_8_GIB,

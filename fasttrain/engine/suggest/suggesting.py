@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fasttrain.data.fingerprint import Fingerprint, read_fingerprint
-from fasttrain.engine.commented_yaml import size_text
-from fasttrain.engine.suggested_plan import SuggestedPlan, plan_for
-from fasttrain.engine.suggested_text import recipe_text
+from fasttrain.engine.suggest.commented_yaml import size_text
+from fasttrain.engine.suggest.planner import SuggestedPlan, plan_for
+from fasttrain.engine.suggest.recipe_text import recipe_text
 from fasttrain.machine.hardware import survey
 from fasttrain.machine.limits import cpu_limit
 from fasttrain.recipe.recipe import Recipe, faults_across
