@@ -1,4 +1,4 @@
-"""A recipe suggested for a folder of images: what the set is like, what the device holds, and nnU-Net's rules, as commented YAML."""
+"""A recipe suggested for a folder of images, by nnU-Net's rules and the memory of the device, as commented YAML."""
 
 from fasttrain.engine.suggest.suggesting import Suggestion, suggest
 
