@@ -120,6 +120,11 @@ class RunFolder:
         """The run of a fold (from 0), where this folder holds all folds of a split."""
         return self.path / f"fold_{number}"
 
+    def whole(self) -> Path:
+        """What a resume should name: the folder of all folds where this run is one of them, else this one."""
+        parent = self.path.parent
+        return parent if self.path.name.startswith("fold_") and (parent / self.folds.name).exists() else self.path
+
     def epoch_file(self, epoch: int) -> Path:
         """Where the periodic checkpoint of an epoch (from 1) lies."""
         return self.checkpoints / f"epoch_{epoch:04d}.pt"

@@ -75,7 +75,7 @@ def end_run(
             run=str(folder.path),
             resume_command=None
             if done or folder.never_trained()
-            else f"fasttrain resume {shlex.quote(str(folder.path))}",
+            else f"fasttrain resume {shlex.quote(str(folder.whole()))}",
         )
     )
     summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}

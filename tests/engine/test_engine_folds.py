@@ -15,7 +15,7 @@ from fasttrain.engine.run import RunResult
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, RecipeError
 from fasttrain.run_folder import newest_unfinished
-from fasttrain.telemetry.events import Event, StepLogged
+from fasttrain.telemetry.events import Event, RunEnded, StepLogged
 
 SPLIT = {"kind": "kfold", "folds": 3}
 
@@ -63,6 +63,19 @@ def test_a_fold_is_the_run_it_would_be_alone(folds: RunResult, tiny, phantoms: P
     assert "# --fold all" in (folds.run / "fold_1/recipe.yaml").read_text()
 
 
+class Ends:
+    """Keeps how the end of a run says that it can be gone on with."""
+
+    def __init__(self) -> None:
+        self.commands: list[str | None] = []
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RunEnded):
+            self.commands.append(event.resume_command)
+
+    def close(self) -> None: ...
+
+
 class StopAt:
     def __init__(self, stop: StopRequest, step: int) -> None:
         self.stop, self.step = stop, step
@@ -77,13 +90,17 @@ class StopAt:
 def test_folds_cut_short_go_on_as_if_unbroken(recipe, folds: RunResult, phantoms: Path, tmp_path: Path) -> None:
     stop, run = StopRequest(), tmp_path / "runs/all"
 
-    def watch(fold: int, count: int) -> list[StopAt]:
+    ended = Ends()
+
+    def watch(fold: int, count: int) -> list:
         assert count == 3
-        return [StopAt(stop, 7)] if fold == 1 else []
+        return [StopAt(stop, 7), ended] if fold == 1 else []
 
     cut = train_folds(recipe, data=phantoms, run=run, device="cpu", watch=watch, stop=stop)
     assert (cut.exit_code, cut.summary["status"], cut.summary["stopped_by"]) == (143, "stopped", "a test")
     assert not (run / "fold_2").exists()
+    # Not the fold's own: that would leave the others untrained
+    assert ended.commands == [f"fasttrain resume {run}"]
     assert newest_unfinished(tmp_path / "runs")[0] == run
     with pytest.raises(
         RecipeError, match="1 of 3 folds are not trained yet, fold_2 the first; go on with `fasttrain resume"

@@ -72,6 +72,9 @@ def _reading(called: str, where: str = "") -> Iterator[None]:
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
         # gzip and bz2 tell of damage by an OSError without a number
         cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if "method gz" in cause:
+            # What tarfile says of each of its formats in turn
+            cause = "it is in no format of such archives; is the address that of the archive itself?"
         raise DataError(f"{called} cannot be read as a tar archive{where}: {cause}") from error
 
 
