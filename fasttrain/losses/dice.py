@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fasttrain.losses.membership import class_membership, counted, float32_scope, reduced_axes, safe_ratio
+from fasttrain.losses.membership import counted_classes, float32_scope, reduced_axes, safe_ratio
 from fasttrain.recipe.training_spec import BCEDiceLossSpec, DiceCELossSpec, DiceFocalLossSpec, DiceLossSpec
 
 DiceTerms = DiceLossSpec | DiceCELossSpec | DiceFocalLossSpec | BCEDiceLossSpec
@@ -36,7 +36,4 @@ class DiceLoss(nn.Module):
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Float32 scalar from logits [batch, class, *spatial] and class indices [batch, 1, *spatial]."""
         with float32_scope(logits):
-            probabilities = torch.softmax(logits.float(), dim=1)
-            members = class_membership(label, logits.shape[1])
-            background = self.spec.include_background
-            return soft_dice_loss(counted(probabilities, background), counted(members, background), self.spec)
+            return soft_dice_loss(*counted_classes(logits, label, self.spec.include_background), self.spec)

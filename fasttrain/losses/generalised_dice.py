@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fasttrain.losses.membership import class_membership, counted, float32_scope, reduced_axes, safe_ratio
+from fasttrain.losses.membership import counted_classes, float32_scope, reduced_axes, safe_ratio
 from fasttrain.recipe.training_spec import GeneralisedDiceLossSpec
 
 
@@ -36,8 +36,7 @@ class GeneralisedDiceLoss(nn.Module):
         """Float32 scalar from logits [batch, class, *spatial] and class indices [batch, 1, *spatial]."""
         spec = self.spec
         with float32_scope(logits):
-            probabilities = counted(torch.softmax(logits.float(), dim=1), spec.include_background)
-            members = counted(class_membership(label, logits.shape[1]), spec.include_background)
+            probabilities, members = counted_classes(logits, label, spec.include_background)
             axes = reduced_axes(probabilities, spec.batch)
             voxels = members.sum(axes, dtype=torch.float32)
             weights = class_weights(voxels, spec.weighting)

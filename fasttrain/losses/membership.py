@@ -24,6 +24,15 @@ def counted(maps: Tensor, include_background: bool) -> Tensor:
     return maps if include_background else maps[:, 1:]
 
 
+def counted_classes(logits: Tensor, label: Tensor, include_background: bool) -> tuple[Tensor, Tensor]:
+    """What losses on the softmax compare: its float32 probabilities, and the reference as bool maps, both [batch, class,
+    *spatial] of the counted classes.
+    """
+    probabilities = torch.softmax(logits.float(), dim=1)
+    members = class_membership(label, logits.shape[1])
+    return counted(probabilities, include_background), counted(members, include_background)
+
+
 def reduced_axes(maps: Tensor, batch: bool) -> list[int]:
     """The spatial axes, and the batch where a loss sums over it before it divides."""
     return [*([0] if batch else []), *range(2, maps.ndim)]

@@ -31,6 +31,21 @@ def losses(run: Path) -> list[float]:
     return [event["loss"] for event in events if event["event"] == "StepLogged"]
 
 
+def train_in_two(recipe, data: Path, run: Path, step: int) -> None:
+    """Trains a recipe with a stop at a step and a resume."""
+    stop = StopRequest()
+
+    class Stopper:
+        def on_event(self, event: Event) -> None:
+            if isinstance(event, StepLogged) and event.step == step:
+                stop.ask("a test", 143)
+
+        def close(self) -> None: ...
+
+    train(recipe, data=data, run=run, device="cpu", observers=[Stopper()], stop=stop)
+    resume(run)
+
+
 SWITCHES = {
     "cache none": {"data__cache__kind": "none"},
     "cache disk": {"data__cache__kind": "disk"},
@@ -86,18 +101,8 @@ def test_a_moving_window_resumes_where_it_was(workers: int, tiny, phantoms: Path
         "training__iterations_per_epoch": 3,
     }
     whole = train(tiny(**settings), data=phantoms, run=tmp_path / "whole", device="cpu")
-    stop = StopRequest()
-
-    class Stopper:
-        def on_event(self, event: Event) -> None:
-            if isinstance(event, StepLogged) and event.step == 7:
-                stop.ask("a test", 143)
-
-        def close(self) -> None: ...
-
     run = tmp_path / "run"
-    train(tiny(**settings), data=phantoms, run=run, device="cpu", observers=[Stopper()], stop=stop)
-    resume(run)
+    train_in_two(tiny(**settings), phantoms, run, step=7)
     assert losses(run) == losses(whole.run)
     assert len(losses(run)) == 12
 
@@ -223,18 +228,8 @@ def test_the_average_is_scored_saved_resumed_and_predicts(tiny, phantoms: Path, 
     assert losses(whole.run) == pytest.approx(losses(plain.run), rel=1e-3)
     state = read_checkpoint(whole.run / "checkpoints/last.pt")
     assert any(not torch.equal(state["ema"][name], state["network"][name]) for name in state["network"])
-    stop = StopRequest()
-
-    class Stopper:
-        def on_event(self, event: Event) -> None:
-            if isinstance(event, StepLogged) and event.step == 4:
-                stop.ask("a test", 143)
-
-        def close(self) -> None: ...
-
     run = tmp_path / "run"
-    train(tiny(**settings), data=phantoms, run=run, device="cpu", observers=[Stopper()], stop=stop)
-    resume(run)
+    train_in_two(tiny(**settings), phantoms, run, step=4)
     again = read_checkpoint(run / "checkpoints/last.pt")
     assert all(torch.equal(again["ema"][name], state["ema"][name]) for name in state["ema"])
     best = read_checkpoint(whole.run / "checkpoints/best.pt")["ema"]
@@ -339,16 +334,6 @@ def test_a_plateau_lowers_the_rate_and_a_resume_knows_it(tiny, phantoms: Path, t
     assert len([text for text in heard.messages if "the learning rate is now" in text]) == 3
     state = read_checkpoint(whole.run / "checkpoints/last.pt")
     assert state["progress"]["rate_factor"] == pytest.approx(1e-3)
-    stop = StopRequest()
-
-    class Stopper:
-        def on_event(self, event: Event) -> None:
-            if isinstance(event, StepLogged) and event.step == 5:
-                stop.ask("a test", 143)
-
-        def close(self) -> None: ...
-
     run = tmp_path / "run"
-    train(tiny(**settings), data=phantoms, run=run, device="cpu", observers=[Stopper()], stop=stop)
-    resume(run)
+    train_in_two(tiny(**settings), phantoms, run, step=5)
     assert losses(run) == losses(whole.run)
