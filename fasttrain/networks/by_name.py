@@ -67,7 +67,7 @@ def build_by_name(spec: MonaiNetworkSpec, patch: tuple[int, ...], channels: int,
     try:
         network: nn.Module = network_class(**arguments)
     except Exception as error:
-        raise _explained(spec.name, "cannot be built of network.arguments", error) from error
+        raise _explained(spec.name, "arguments", "cannot be built of these", error) from error
     several = _check_outputs(spec.name, network, (_BATCH, channels, *patch), outputs)
     return MainHead(network) if several else network
 
@@ -198,12 +198,12 @@ def _outputs_in(name: str, network: nn.Module, shape: tuple[int, ...], training:
                 copies = {key: tensor.clone() for key, tensor in state.items()}
                 return functional_call(network, copies, (torch.zeros(shape),))
     except Exception as error:
-        raise _explained(name, f"cannot take a patch {list(shape)}", error) from error
+        raise _explained(name, "name", f"cannot take a patch {list(shape)}", error) from error
     finally:
         network.train(was)
 
 
-def _explained(name: str, what: str, error: Exception) -> Exception:
+def _explained(name: str, key: str, what: str, error: Exception) -> Exception:
     """The user's sentence for what a class of MONAI raises, which may be anything; memory that ran out is told elsewhere."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return error
@@ -212,7 +212,7 @@ def _explained(name: str, what: str, error: Exception) -> Exception:
         missing = text.split(". For details")[0]
         return MachineError(f"network.name: {name} needs a package that is not installed: {missing}")
     shown = text if len(text) <= 200 else f"{text[:200]}…"
-    return RecipeError(f"network.name: {name} {what}: {type(error).__name__}: {shown}")
+    return RecipeError(f"network.{key}: {name} {what}: {type(error).__name__}: {shown}")
 
 
 def _described(made: Any) -> str:

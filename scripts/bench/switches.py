@@ -3,7 +3,8 @@
     python scripts/bench/switches.py --recipe hippocampus --data DIR [--set KEY=VALUE]… [--repeats 3] [--out FOLDER]
 
 Every setting is trained `--repeats` times in turn in one process, so that imports count for none of them. Printed are medians:
-patches/s over all epochs but the first, the most GPU memory that tensors took, and the seconds from the call to the end of the
+patches/s over all epochs but the first, the most memory (on a GPU what tensors took, on a CPU what the trainer's process held,
+its libraries among it, without its workers), and the seconds from the call to the end of the
 first step (reading the cases and, where it is on, compiling among them). `plain` has every acceleration off.
 """
 
@@ -140,17 +141,24 @@ def _measure(options: argparse.Namespace, run: Path, changed: dict[str, Any]) ->
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         torch._dynamo.reset()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory begins anew (proc(5))
     result = train(recipe, data=options.data, run=run, device=options.device, began=time.time())
     with open(run / "metrics.csv", newline="") as stream:
         rates = [float(row["patches_per_second"]) for row in csv.DictReader(stream)]
-    peak = torch.cuda.max_memory_allocated() / (1 << 30) if on_gpu else float("nan")
+    peak = torch.cuda.max_memory_allocated() / (1 << 30) if on_gpu else _peak_resident_gib()
     return statistics.median(rates[1:]), peak, result.summary["seconds"]["to_first_step"]
+
+
+def _peak_resident_gib() -> float:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) / (1 << 20)
 
 
 def _print(rows: dict[str, list[tuple[float, float, float]]], out: Path | None) -> None:
     medians = {name: tuple(map(statistics.median, zip(*found, strict=True))) for name, found in rows.items() if found}
     base = medians.get("auto")
-    table = [("setting", "patches/s", "spread", "of auto", "GPU GiB", "s to first step")]
+    table = [("setting", "patches/s", "spread", "of auto", "memory GiB", "s to first step")]
     for name, (rate, peak, begun) in medians.items():
         rates = [found[0] for found in rows[name]]
         share = f"{rate / base[0]:.2f}" if base else ""

@@ -126,13 +126,18 @@ REFUSED = [
     ("UNet", {"channels": [4, 8]}, "network.arguments: lacks strides, which UNet needs"),
     (
         "UNet",
+        {**UNET, "num_res_units": "two"},
+        "network.arguments: UNet cannot be built of these: TypeError: ",
+    ),
+    (
+        "UNet",
         {**UNET, "out_channels": 7},
         "network.arguments.out_channels: is filled in from the recipe, as 3; leave it out",
     ),
     (
         "UNet",
         {**UNET, "act": "nope"},
-        "network.name: UNet cannot be built of network.arguments: ValueError: Unsupported option 'NOPE', ",
+        "network.arguments: UNet cannot be built of these: ValueError: Unsupported option 'NOPE', ",
     ),
     (
         "UNet",
