@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+IGNORED = 255
+"""The class index of voxels that are no class's: those of `data.ignore_label`. A recipe that has one has at most 254 classes."""
+
+
 @dataclass(frozen=True)
 class Case:
     """The files of one subject.
@@ -38,10 +42,11 @@ class Sample:
     """One preprocessed volume on the CPU.
 
     image: [channel, *spatial], in the recipe's `data.storage_dtype`.
-    label: [1, *spatial], uint8 class indices (0 … classes − 1), or None.
-    centres: one int32 tensor [n] a foreground class, flat C-order indices of voxels of that class (at most
-        `CENTRES_PER_CLASS` of them, evenly drawn), from which foreground crops take their centre.
-    background_centres: int32 [n], voxels with label 0 and an image above `patch.background_above`; None where that is null.
+    label: [1, *spatial], uint8 class indices (0 … classes − 1, or IGNORED where the recipe has an ignore label), or None.
+    centres: one tensor [n] a foreground class, flat C-order indices of voxels of that class (at most `CENTRES_PER_CLASS` of
+        them, evenly drawn), from which foreground crops take their centre; uint16 where the volume has at most 65 536 voxels,
+        else int32.
+    background_centres: the like, voxels with label 0 and an image above `patch.background_above`; None where that is null.
     grid: the grid of `image`; source_grid: the grid of the file, to which predictions are brought back.
     """
 
@@ -58,7 +63,7 @@ class Sample:
 class Batch:
     """What one forward pass sees.
 
-    image: [batch, channel, *patch] float32 (or the storage dtype); label: [batch, 1, *patch] uint8.
+    image: [batch, channel, *patch] float32 (or the storage dtype); label: [batch, 1, *patch] uint8, as a Sample's.
     positions: the global sample positions of the patches (see `batches.order`), and `names` the cases they came from.
     """
 

@@ -71,3 +71,14 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory):
         del os.environ["FASTTRAIN_CACHE"]
     else:
         os.environ["FASTTRAIN_CACHE"] = former
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test marked `gpu` is skipped where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

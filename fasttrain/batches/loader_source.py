@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import itertools
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from fasttrain.batches.order import Order
-from fasttrain.batches.patch_maker import PatchMaker, RawBatch, as_message
-from fasttrain.batches.thread_loader import ThreadLoader
+from fasttrain.batches.patch_maker import PatchMaker, RawBatch, as_message, from_message
+from fasttrain.batches.process_loader import ProcessLoader, shared
+from fasttrain.batches.thread_loader import NothingYet, ThreadLoader
+from fasttrain.batches.whereabouts import NotedCases, Whereabouts
+from fasttrain.batches.worker_watch import MOST_SECONDS_WITHOUT_A_MOVE, WorkerWatch, ended_worker
 from fasttrain.data.caches import SmartCache
 from fasttrain.errors import FasttrainError, MachineError
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch, CaseSource
 
-_PR_SET_PDEATHSIG = 1
-_TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_LOOK_SECONDS = 5.0
+"""How often workers are looked at while a batch is waited for."""
+_SECONDS_FOR_A_HUNG_THREAD = 1.0
 
 
 @dataclass(frozen=True)
 class Loading:
     """How batches are made: by `workers` processes or threads (0: by the trainer itself, when it asks), each `prefetch_factor`
-    batches ahead, in pinned memory, and copied to the device on a stream of their own.
+    batches ahead, in pinned memory, and copied to the device on a stream of their own. Workers that do nothing for `most_seconds`
+    while a batch is waited for end the run.
     """
 
     workers: int = 0
@@ -39,6 +39,7 @@ class Loading:
     prefetch_factor: int = 2
     pin_memory: bool = False
     copy_stream: bool = False
+    most_seconds: float = MOST_SECONDS_WITHOUT_A_MOVE
 
 
 class LoaderSource:
@@ -48,7 +49,8 @@ class LoaderSource:
     a GPU run, for the whole batch at once. Both use the same draws.
 
     samples_per_epoch: how long an epoch is, for sources that move on with it (SmartCache); workers then last one epoch, since
-    they see the window that was open when they began.
+    they see the window that was open when they began. case_names: by index, for sentences about workers. told: hears a sentence
+    and its level.
     """
 
     def __init__(
@@ -59,18 +61,23 @@ class LoaderSource:
         device: torch.device,
         loading: Loading,
         samples_per_epoch: int = 0,
+        case_names: Sequence[str] = (),
+        told: Callable[[str, str], None] | None = None,
     ) -> None:
-        self.maker = PatchMaker(recipe, source, order)
+        self._table = Whereabouts(loading.workers)
+        self._watch = WorkerWatch(self._table, case_names, loading.most_seconds)
+        self._told = told
+        self.maker = PatchMaker(recipe, NotedCases(source, self._table), order)
         self.source = source
         self.device = device
         self.loading = loading
         self.samples_per_epoch = samples_per_epoch
         self._on_gpu = device.type == "cuda"
-        self._loader: Any = None
+        self._loader: ThreadLoader | ProcessLoader | None = None
 
     def batches(self, first_position: int) -> Iterator[Batch]:
         """Batches on the device from a position on, for ever. Errors of a worker's are raised here as they were there."""
-        raw = map(_unpacked, self._messages(first_position))
+        raw = map(self._unpacked, self._messages(first_position))
         if self._on_gpu:
             copied = (
                 _copied_ahead(raw, self.device) if self.loading.copy_stream else (one.to(self.device) for one in raw)
@@ -100,46 +107,44 @@ class LoaderSource:
         self._stop_workers()
         size = self.maker.batch_size
         positions: Any = itertools.count(first, size) if end is None else range(first, end, size)
-        dataset = _BatchesByPosition(self.maker, augment=not self._on_gpu)
-        if self.loading.workers and self.loading.kind == "thread":
-            self._loader = ThreadLoader(
-                dataset, positions, self.loading.workers, self.loading.prefetch_factor, self._pins
-            )
+        dataset = _BatchesByPosition(self.maker, self._table, augment=not self._on_gpu)
+        loading, look = self.loading, min(_LOOK_SECONDS, self.loading.most_seconds)
+        self._table.clear()
+        workers, ahead = loading.workers, loading.prefetch_factor
+        loader: ThreadLoader | ProcessLoader
+        if workers and loading.kind == "thread":
+            loader = ThreadLoader(dataset, positions, workers, ahead, self._pins, look)
+            self._watch.begin(())
         else:
-            self._loader = self._process_loader(dataset, positions)
+            loader = ProcessLoader(dataset, positions, workers, ahead, self._pins, look)
+            self._watch.begin(loader.processes)
+        self._loader = loader
         begun()
         while True:
             try:
-                message = next(self._loader)
+                message = self._wait(loader, look)
             except StopIteration:
                 return
-            except RuntimeError as error:
-                known = ended_worker(error, self.loading.workers)
+            yield message
+
+    def _wait(self, loader: ThreadLoader | ProcessLoader, look_seconds: float) -> Any:
+        """The next message; raises the sentence about the workers where one of them ended, or where none moves any more."""
+        while True:
+            try:
+                message = next(loader)
+            except NothingYet:
+                self._watch.check(look_seconds)
+                if isinstance(loader, ProcessLoader) and loader.pins_no_more:
+                    raise MachineError("the thread that pins batches has ended; set data.pin_memory: off") from None
+            except (RuntimeError, OSError, EOFError) as error:
+                # A worker that died in the middle of sending shows as whatever went wrong with what it sent
+                known = ended_worker(error, self.loading.workers) or self._watch.death()
                 if known is None:
                     raise
                 raise known from error
-            yield message
-
-    def _process_loader(self, dataset: Dataset[Any], positions: Any) -> Iterator[Any]:
-        workers = self.loading.workers
-        loader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=positions,
-            num_workers=workers,
-            prefetch_factor=self.loading.prefetch_factor if workers else None,
-            pin_memory=self._pins,
-            worker_init_fn=_begin_worker if workers else None,
-            # Without one of its own a loader draws its base seed from torch's generator, and so a resume, which makes a new
-            # loader, would shift every dropout after it.
-            generator=torch.Generator(),
-        )
-        # Blocked while workers are forked, so that a signal to the group can't end one that has not yet learnt to ignore it
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINERS_SIGNALS)
-        try:
-            return iter(loader)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            else:
+                self._watch.received()
+                return message
 
     @property
     def _pins(self) -> bool:
@@ -151,17 +156,26 @@ class LoaderSource:
         self.source.close()
 
     def _stop_workers(self) -> None:
-        if isinstance(self._loader, ThreadLoader):
-            self._loader.close()
-        elif self._loader is not None and hasattr(self._loader, "_shutdown_workers"):
-            self._loader._shutdown_workers()
-        self._loader = None
+        loader, self._loader = self._loader, None
+        broken = self._watch.broken or self._watch.death() is not None
+        self._watch.end()
+        if isinstance(loader, ProcessLoader):
+            loader.close(broken)
+        elif loader is not None and broken:
+            loader.close(_SECONDS_FOR_A_HUNG_THREAD)
+        elif loader is not None:
+            loader.close()
 
-
-def _unpacked(message: Any) -> RawBatch:
-    if isinstance(message, FasttrainError):
-        raise message
-    return RawBatch(**message)
+    def _unpacked(self, message: Any) -> RawBatch:
+        if isinstance(message, FasttrainError):
+            raise message
+        reason = message.get("by_pipe")
+        if reason is not None and self._told is not None:
+            self._told(
+                f"batches go through pipes, which is slower, since /dev/shm took one no more ({reason})", "warning"
+            )
+            self._told = None
+        return from_message(message)
 
 
 def _copied_ahead(raw: Iterator[RawBatch], device: torch.device) -> Iterator[RawBatch]:
@@ -184,30 +198,15 @@ def _copied_ahead(raw: Iterator[RawBatch], device: torch.device) -> Iterator[Raw
         yield copied
 
 
-_OF_WORKERS = ("DataLoader worker", "Pin memory thread exited unexpectedly")
-
-
-def ended_worker(error: BaseException, workers: int) -> MachineError | None:
-    """The error of a worker that was killed, as the user's sentence; None for any other error.
-
-    torch's SIGCHLD handler raises it wherever the trainer is just then, more often in a step than while it waits for a batch.
-    """
-    if not isinstance(error, RuntimeError) or not any(told in str(error) for told in _OF_WORKERS):
-        return None
-    return MachineError(
-        f"a data loader worker ended: {' '.join(str(error).split())}; if memory is short, lower data.workers "
-        f"(now {workers}) or data.prefetch_factor"
-    )
-
-
 class _BatchesByPosition(Dataset[Any]):
     """A map from a batch's first position to its message; what goes wrong in a worker travels as a value.
 
     The loader would wrap an exception in the text of a traceback, and the one clear sentence would be lost.
     """
 
-    def __init__(self, maker: PatchMaker, augment: bool) -> None:
+    def __init__(self, maker: PatchMaker, table: Whereabouts, augment: bool) -> None:
         self.maker = maker
+        self.table = table
         self.augment = augment
 
     def __getitem__(self, first_position: int) -> Any:
@@ -216,23 +215,8 @@ class _BatchesByPosition(Dataset[Any]):
             if self.augment:
                 image, label = self.maker.augment(raw)
                 raw = RawBatch(image, label, {}, raw.positions, raw.names)
-            return as_message(raw)
+            return shared(as_message(raw))
         except FasttrainError as error:
             return error
-
-
-def _begin_worker(_: int) -> None:
-    # A signal to the process group is the trainer's to answer: it saves, then ends its workers.
-    for number in _TRAINERS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TRAINERS_SIGNALS)
-    _end_with_parent()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-
-
-def _end_with_parent() -> None:
-    """Asks Linux to kill this worker when the trainer dies, however it dies; elsewhere torch's own watchdog needs seconds."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        finally:
+            self.table.leave()

@@ -1,4 +1,4 @@
-"""Owns `data fetch`: a public data set, from its server to the folder that the recipes look in."""
+"""Owns `data` and its `data fetch`: a public data set, from its server to the folder that the recipes look in."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from fasttrain.cli.cache_command import cache_command
 from fasttrain.cli.printing import print_json
 from fasttrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED
+from fasttrain.wording import counted
 
 if TYPE_CHECKING:
     from fasttrain.data.fetch import Fetched
@@ -29,12 +31,11 @@ _CODES = {
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-@data_app.callback()
-def _data() -> None:
-    """Without it the group, which has one command, would be that command."""
+_EPILOG = "Add --debug for a traceback."
+data_app.command("cache", epilog=_EPILOG)(cache_command)
 
 
-@data_app.command("fetch", epilog="Add --debug for a traceback.")
+@data_app.command("fetch", epilog=_EPILOG)
 def fetch_command(
     name: Annotated[str, typer.Argument(help="Set of the Medical Segmentation Decathlon.", metavar="NAME")],
     to: Annotated[
@@ -42,7 +43,11 @@ def fetch_command(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option("--from", help="https, http or file address of the archive, else MONAI's.", metavar="URL"),
+        typer.Option(
+            "--from",
+            help="https, http or file address of the archive, else MONAI's; one of your own needs --md5 too.",
+            metavar="URL",
+        ),
     ] = None,
     md5: Annotated[
         str | None, typer.Option("--md5", help="Checksum of the archive, else the one in MONAI's table.", metavar="HEX")
@@ -89,20 +94,26 @@ def _fetched(name: str, to: Path | None, address: str | None, md5: str | None, r
         present = fetched.present
         if not fetched.already_there:
             view.say(
-                f"{fetched.known.task}: {present.cases} cases with and {present.unlabelled} without a label, in {fetched.folder} "
-                f"({LICENCE})"
+                f"{fetched.known.task}: {counted(present.cases, 'case')} with and {present.unlabelled} without a label, "
+                f"in {fetched.folder} ({LICENCE})"
             )
-        view.say(f"train on it with: {_train_line(name, to)}")
+        for sentence in _next_lines(name, fetched.folder, to):
+            view.say(sentence)
         return fetched
     finally:
         view.close()
 
 
-def _train_line(name: str, to: Path | None) -> str:
+def _next_lines(name: str, folder: Path, to: Path | None) -> list[str]:
+    """What to do with the set; where no recipe is bundled for it, first how to get one."""
     from fasttrain.recipe import bundled_recipes
 
-    recipe = name if name in bundled_recipes() else "FILE"
-    return shlex.join(["fasttrain", "train", "--recipe", recipe, *(["--data", str(to)] if to is not None else [])])
+    where = ["--data", str(to)] if to is not None else []
+    if name in bundled_recipes():
+        return [f"train on it with: {shlex.join(['fasttrain', 'train', '--recipe', name, *where])}"]
+    suggest = shlex.join(["fasttrain", "recipes", "suggest", "--data", str(folder), "--name", name])
+    train = shlex.join(["fasttrain", "train", "--recipe", f"{name}.yaml", *where])
+    return [f"no recipe is bundled for it; let one be written with: {suggest}", f"train on it then with: {train}"]
 
 
 def _document(fetched: Fetched) -> dict[str, Any]:

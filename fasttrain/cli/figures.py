@@ -6,6 +6,7 @@ import math
 import unicodedata
 
 from fasttrain.telemetry.events import EpochEnded, RunEnded, RunStarted, StepLogged, ValidationFigures
+from fasttrain.wording import counted
 
 
 def loss_text(loss: float) -> str:
@@ -73,10 +74,12 @@ def device_text(event: EpochEnded | StepLogged) -> str | None:
 def start_lines(event: RunStarted) -> list[str]:
     """What a person wants to know before the first step: the run, its size, and each decision with its reason."""
     lines = [
-        f"{event.recipe} on {event.device}: {event.epochs} epochs of {event.steps_per_epoch} steps, "
-        f"{event.training_cases} training and {event.validation_cases} validation cases",
+        f"{event.recipe} on {event.device}: {counted(event.epochs, 'epoch')} of {counted(event.steps_per_epoch, 'step')}, "
+        f"{event.training_cases} training and {counted(event.validation_cases, 'validation case')}",
         f"run folder: {event.run}",
     ]
+    if event.outline:
+        lines.append(f"network: {event.outline}")
     if event.resumed_step is not None:
         lines.append(f"resumed at step {event.resumed_step}")
     lines += [

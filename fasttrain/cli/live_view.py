@@ -128,7 +128,8 @@ class LiveView:
         if scores is not None:
             rows.append(self._scores_text(scores))
         if progress is not None:
-            rows.append(_bar(one_line(progress.what), progress.done, progress.total))
+            name = f"{progress.what}: {progress.within}" if progress.within else progress.what
+            rows.append(_bar(one_line(name), progress.done, progress.total))
         return Group(*rows)
 
     def _epoch_bar(self, run: RunStarted | None, pace: StepLogged | EpochEnded) -> RenderableType:

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import typer
 
+from fasttrain.cli.check_command import check_command
 from fasttrain.cli.data_commands import data_app
 from fasttrain.cli.figures import one_line
 from fasttrain.cli.printing import print_json
@@ -39,10 +40,11 @@ app = typer.Typer(
 _EPILOG = "Add --debug for a traceback."
 app.command("train", epilog=_EPILOG)(train_command)
 app.command("resume", epilog=_EPILOG)(resume_command)
+app.command("check", epilog=_EPILOG)(check_command)
 app.command("evaluate", epilog=_EPILOG)(evaluate_command)
 app.command("predict", epilog=_EPILOG)(predict_command)
 app.add_typer(recipes_app, name="recipes", help="List, show, copy, validate and suggest recipes.")
-app.add_typer(data_app, name="data", help="Fetch public data sets.")
+app.add_typer(data_app, name="data", help="Fetch public data sets; show and clear what is stored.")
 
 
 def _version(shown: bool) -> None:

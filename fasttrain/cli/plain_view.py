@@ -80,7 +80,8 @@ class PlainView:
         if isinstance(event, RunEnded):
             return [end_line(event)]
         if isinstance(event, Progress):
-            self._under_way = one_line(f"{event.what}: {event.done} of {event.total}")
+            within = f", now {event.within}" if event.within else ""
+            self._under_way = one_line(f"{event.what}: {event.done} of {event.total}{within}")
         elif isinstance(event, StepLogged):
             self._under_way = self._step_text(event)
         elif isinstance(event, CheckpointSaved):

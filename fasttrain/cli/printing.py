@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.run_folder import without_half_pairs
+from fasttrain.wording import counted
 
 if TYPE_CHECKING:
     from fasttrain.engine.run import Prepared
@@ -31,24 +32,37 @@ def print_plan(prepared: Prepared, as_json: bool) -> None:
     if as_json:
         names = {"training": prepared.split.train, "validation": prepared.split.validation, "test": prepared.split.test}
         cases = {part: [case.name for case in inside] for part, inside in names.items()}
-        print_json({"recipe": recipe.name, "data": str(prepared.root), **plan.record(), "cases": cases})
+        print_json(
+            {
+                "recipe": recipe.name,
+                "data": str(prepared.root),
+                **plan.record(),
+                "outline": prepared.outline.text,
+                "parameters": prepared.outline.parameters,
+                "cases": cases,
+                "skipped_cases": prepared.skipped,
+            }
+        )
         return
     sizes = plan.sizes
     patch = "×".join(map(str, recipe.patch.size))
+    channels, classes = (
+        counted(len(recipe.data.channels), "channel"),
+        counted(recipe.data.class_count, "class", "classes"),
+    )
     print(f"recipe {recipe.name}, data {prepared.root}")
     print_table(
         [
             ("cases", f"{sizes.training_cases} training, {sizes.validation_cases} validation, {sizes.test_cases} test"),
-            (
-                "patch",
-                f"{patch}, {len(recipe.data.channels)} channels, {recipe.data.class_count} classes with background",
-            ),
+            ("patch", f"{patch}, {channels}, {classes} with background"),
+            ("network", prepared.outline.text),
             (
                 "batch",
-                f"{sizes.batch_size} patches a forward pass × {sizes.accumulate} passes a step = {sizes.effective_batch}; "
-                f"{sizes.samples_per_case} patches a case",
+                f"{counted(sizes.batch_size, 'patch', 'patches')} a forward pass × "
+                f"{counted(sizes.accumulate, 'pass', 'passes')} a step = {sizes.effective_batch}; "
+                f"{counted(sizes.samples_per_case, 'patch', 'patches')} a case",
             ),
-            ("steps", f"{sizes.steps_per_epoch} an epoch × {sizes.epochs} epochs = {sizes.total_steps}"),
+            ("steps", f"{sizes.steps_per_epoch} an epoch × {counted(sizes.epochs, 'epoch')} = {sizes.total_steps}"),
             ("cache", f"{sizes.cache_bytes / (1 << 20):,.0f} MiB of preprocessed volumes"),
         ]
     )

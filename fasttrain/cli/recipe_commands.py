@@ -23,10 +23,11 @@ from fasttrain.telemetry.events import Message, Progress
 
 _EXTENDS = re.compile(r"^extends:[ \t]+(?P<name>[^#\n]*[^#\s])", re.MULTILINE)
 
+_EPILOG = "Add --debug for a traceback."
 recipes_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-@recipes_app.command("list")
+@recipes_app.command("list", epilog=_EPILOG)
 def list_command(json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False) -> None:
     """List the bundled recipes."""
     about = {name: _first_comment(path) for name, path in bundled_recipes().items()}
@@ -36,7 +37,7 @@ def list_command(json: Annotated[bool, typer.Option("--json", help="One JSON doc
         print_table(list(about.items()))
 
 
-@recipes_app.command("show")
+@recipes_app.command("show", epilog=_EPILOG)
 def show_command(
     recipe: Annotated[str, typer.Argument(metavar="NAME|FILE")],
     resolved: Annotated[
@@ -51,7 +52,7 @@ def show_command(
         print(_text_of(find_recipe(recipe)), end="")
 
 
-@recipes_app.command("keys")
+@recipes_app.command("keys", epilog=_EPILOG)
 def keys_command(
     section: Annotated[str, typer.Argument(help="Only this section, such as data.source.", metavar="SECTION")] = "",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -70,7 +71,7 @@ def keys_command(
             print_table([(key.path, key.default, key.takes) for key in one.keys], indent="  ")
 
 
-@recipes_app.command("copy")
+@recipes_app.command("copy", epilog=_EPILOG)
 def copy_command(
     recipe: Annotated[str, typer.Argument(metavar="NAME|FILE")],
     target: Annotated[Path, typer.Argument(help="New file, or an existing folder to put it in.")],
@@ -84,7 +85,7 @@ def copy_command(
     print(target)
 
 
-@recipes_app.command("validate")
+@recipes_app.command("validate", epilog=_EPILOG)
 def validate_command(
     recipes: Annotated[list[str], typer.Argument(metavar="NAME|FILE…")],
     assignments: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY.PATH=VALUE")] = None,
@@ -101,7 +102,7 @@ def validate_command(
         raise RecipeError(faults)
 
 
-@recipes_app.command("suggest")
+@recipes_app.command("suggest", epilog=_EPILOG)
 def suggest_command(
     data: Annotated[Path, typer.Option("--data", help="Folder of images and labels; every case is read.")],
     gpu_gib: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_cou
 from fasttrain.recipe import Recipe, resolve
 from fasttrain.run_folder import RunFolder, newest_unfinished
 from fasttrain.telemetry.events import Observer
+from fasttrain.wording import counted
 
 if TYPE_CHECKING:
     from fasttrain.engine.run import RunResult
@@ -70,7 +71,11 @@ def train_command(
         from fasttrain.engine import run as engine
 
         if dry_run:
-            prepared = engine.prepare(resolved.recipe, data, device, _warn)
+            view = open_view(sys.stderr)
+            try:
+                prepared = engine.prepare(resolved.recipe, data, device, view.on_event)
+            finally:
+                view.close()
             print_plan(prepared, json)
             return 0
         if all_folds:
@@ -154,7 +159,7 @@ def _told(result: RunResult, json: bool) -> int:
 
 
 def _watch(fold: int, folds: int) -> list[Observer]:
-    print(f"fold {fold} of 0 to {folds - 1}", file=sys.stderr)
+    print(f"fold {fold}, {fold + 1} of {folds}", file=sys.stderr)
     return [open_view(sys.stderr)]
 
 
@@ -162,15 +167,9 @@ def _told_all(result: RunResult, json: bool) -> int:
     summary = result.summary
     scored, dice = len(summary.get("cases", {})), summary["best"]["value"]
     score = (
-        f"mean Dice {dice:.4f} over {scored} cases, each by the network that never saw it"
+        f"mean Dice {dice:.4f} over {counted(scored, 'case')}, each by the network that never saw it"
         if dice is not None
         else "no score"
     )
     print(f"all folds, {summary['status']}: {score}; run folder {result.run}", file=sys.stderr)
     return _told(result, json)
-
-
-def _warn(event: Any) -> None:
-    text = getattr(event, "text", None)
-    if text:
-        print(text, file=sys.stderr)

@@ -16,6 +16,7 @@ from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DATA, EXIT_DONE
 from fasttrain.telemetry.events import Message, Observer, Progress
+from fasttrain.wording import counted
 
 if TYPE_CHECKING:
     from fasttrain.delivery.trained import TrainedRun
@@ -48,9 +49,10 @@ def evaluate_command(
         from fasttrain.engine.stop import Stopped
 
         try:
-            trained = _opened(open_run(run, device), view)
+            trained = _opened(open_run(run, device, view.on_event), view)
             stop.begun = True
-            scores = evaluate(trained, part.value, data, _told(view, "scoring", stop), stop)
+            told = _told(view, "scoring", stop)
+            scores = evaluate(trained, part.value, data, told, stop, told)
         except Stopped:
             return stop.exit_code
         finally:
@@ -75,35 +77,36 @@ def predict_command(
     ] = False,
     json: JsonOption = False,
 ) -> int:
-    """Write a label map for every volume, on its own grid and with the recipe's label values."""
+    """Write a label map for every volume, on its own grid and with the recipe's label values.
+
+    IN is named as the run's training images were. A run with one file a channel (data.source nnunet, or folders with several
+    image_suffixes) takes CASE_0000.nii.gz, CASE_0001.nii.gz … or CASE with those suffixes; one file of a case stands for all.
+    A run with one file a case takes every NIfTI file that ends in its image suffix, but for those that end in its label_suffix.
+    The prediction of a case is called CASE.nii.gz.
+    """
     view = open_view(sys.stderr)
     with stop_on_signals() as stop:
         from fasttrain.delivery import open_run, predict
         from fasttrain.engine.stop import Stopped
 
         try:
-            trained = _opened(open_run(run, device), view)
+            trained = _opened(open_run(run, device, view.on_event), view)
             stop.begun = True
-            done = predict(trained, given, target, _told(view, "predicting", stop), stop, overwrite)
+            told = _told(view, "predicting", stop)
+            warn = lambda text: view.on_event(Message(text, "warning"))  # noqa: E731
+            done = predict(trained, given, target, told, stop, overwrite, told, warn)
         except Stopped:
             return stop.exit_code
         finally:
             view.close()
     if json:
-        passed = [str(path) for path in done.passed_over]
+        parts = {"written": done.written, "passed_over": done.passed_over, "labels": done.labels}
         print_json(
-            {"written": [str(path) for path in done.written], "faults": list(done.faults), "passed_over": passed}
+            {**{name: [str(path) for path in paths] for name, paths in parts.items()}, "faults": list(done.faults)}
         )
     else:
         for path in done.written:
             print(path)
-    if done.passed_over:
-        names = ", ".join(path.name for path in done.passed_over[:5])
-        print(
-            f"warning: {len(done.passed_over)} NIfTI files do not end as the recipe's data.source says and were passed over "
-            f"({names}{', …' if len(done.passed_over) > 5 else ''})",
-            file=sys.stderr,
-        )
     for fault in done.faults:
         print(f"fasttrain: {fault}", file=sys.stderr)
     return EXIT_DATA if done.faults else EXIT_DONE
@@ -117,8 +120,8 @@ def _opened(trained: TrainedRun, view: Observer) -> TrainedRun:
 
 
 def _told(view: Observer, what: str, stop: StopRequest) -> Any:
-    def progress(done: int, total: int) -> None:
-        view.on_event(Progress(what, done, total))
+    def progress(done: int, total: int, within: str = "") -> None:
+        view.on_event(Progress(what, done, total, within))
         stop.check()
 
     return progress
@@ -155,7 +158,7 @@ def _print_scores(scores: Scores, names: tuple[str, ...]) -> None:
     rows.append(("mean", *(score_text(summary.dice_by_class[name], 4) for name in names)))
     rows.append(("counted", *(str(summary.dice_counts[name]) for name in names)))
     print_table(rows)
-    print(f"mean Dice {score_text(summary.dice, 4)} over {summary.cases} cases")
+    print(f"mean Dice {score_text(summary.dice, 4)} over {counted(summary.cases, 'case')}")
     if summary.hd95 is not None:
         penalised = sum(summary.hd95_penalised.values())
-        print(f"mean HD95 {summary.hd95:.2f} mm, {penalised} structures missed or invented")
+        print(f"mean HD95 {summary.hd95:.2f} mm, {counted(penalised, 'structure')} missed or invented")

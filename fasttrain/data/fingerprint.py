@@ -13,11 +13,13 @@ import nibabel as nib
 import numpy as np
 
 from fasttrain.data.caches.filling import Gathering
+from fasttrain.data.checking.judging import without_declared
 from fasttrain.data.grids import spacing_of
 from fasttrain.data.layouts import Layout, recognise
 from fasttrain.data.reading import read_image, read_label
 from fasttrain.errors import DataError
 from fasttrain.samples import Case, Grid
+from fasttrain.wording import counted
 
 _SAMPLES_PER_CASE = 10_000
 _CT_WORD = re.compile(r"\bct\b|computed tomography", re.IGNORECASE)
@@ -27,7 +29,6 @@ _WHOLE_NUMBERS = 10.0
 """A window at least this wide is given in whole numbers."""
 _LEFT = re.compile(r"left|(?:^|[_\-. ])l(?:$|[_\-. ])", re.IGNORECASE)
 _RIGHT = re.compile(r"right|(?:^|[_\-. ])r(?:$|[_\-. ])", re.IGNORECASE)
-_DECLARED = "; declared are "
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,9 @@ def read_fingerprint(root: Path, workers: int, progress: Callable[[int, int], No
     gathering.raise_faults()
     found = Fingerprint(layout, tuple(sorted(read, key=lambda case: case.name)))
     if not found.voxels_by_value:
-        raise DataError(f"{root}: no label of the {len(read)} cases holds anything but 0; there is nothing to learn")
+        raise DataError(
+            f"{root}: no label of {counted(len(read), 'case')} holds anything but 0; there is nothing to learn"
+        )
     return found
 
 
@@ -183,7 +186,7 @@ def _fingerprint(case: Case, layout: Layout) -> CaseFingerprint:
     try:
         label, _ = read_label(case, layout.reading_spec("refuse"), layout.dimensions, grid)
     except DataError as error:
-        faults.extend(_without_declared(fault) for fault in error.faults)
+        faults.extend(without_declared(fault) for fault in error.faults)
     if faults or image is None or grid is None or label is None:
         raise DataError(faults)
     values, counts = np.unique(label, return_counts=True)
@@ -214,14 +217,6 @@ def _read_image(case: Case, layout: Layout) -> tuple[np.ndarray, Grid, bool]:
             return *read_image(case, layout.reading_spec("replace"), layout.dimensions), True
         except DataError as rest:
             raise rest from error
-
-
-def _without_declared(fault: str) -> str:
-    """The reader's sentence on undeclared label values, less the list of all 255 that the reading declared."""
-    before, found, _ = fault.partition(_DECLARED)
-    if not found:
-        return fault
-    return f"{before}; a recipe can declare the values 1 to 255, so write the label anew with such values"
 
 
 def _axes(grid: Grid) -> tuple[list[int], str]:

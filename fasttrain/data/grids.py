@@ -82,6 +82,8 @@ def exact_moves(source: Grid, target: Grid) -> AxisMoves | None:
 def reoriented(values: np.ndarray, grid: Grid, reference: Grid) -> tuple[np.ndarray, Grid]:
     """`values` [*spatial] with axes permuted and flipped to run as those of `reference`; only memory order changes."""
     dimensions = len(grid.shape)
+    if np.array_equal(grid.affine[:3, :dimensions], reference.affine[:3, :dimensions]):
+        return values, grid
     matrix = np.eye(dimensions + 1)
     matrix[:dimensions, :dimensions] = index_map(grid, reference)[:dimensions, :dimensions]
     orientation = nib.orientations.io_orientation(matrix)

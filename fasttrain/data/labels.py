@@ -1,4 +1,4 @@
-"""Owns the step from a label file's stored values to class indices: rounding, the declared set, and what is refused."""
+"""Owns the step from a label file's stored values to class indices: rounding, the map, the declared set, what is refused."""
 
 from __future__ import annotations
 
@@ -9,36 +9,75 @@ import numpy as np
 from fasttrain.data.nifti import NiftiFile
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
+from fasttrain.samples import IGNORED
+from fasttrain.wording import counted
 
 _WHOLE = 1e-3
 _LISTED = 8
 
 
 def class_indices(file: NiftiFile, values: np.ndarray, data: DataSpec) -> np.ndarray:
-    """Class indices, uint8, of `values` (a view of `file.raw`, any shape).
+    """Class indices, uint8, of `values` (a view of `file.raw`, any shape), IGNORED where they are `data.ignore_label`.
 
-    Raises DataError for NaN or infinite voxels, values that are not whole within rounding, and values outside 0 and
-    `data.classes`, each with its voxel count.
+    Values are rounded, then replaced by `data.label_map`, then looked up in the declared set. Raises DataError for NaN or
+    infinite voxels, values that are not whole within rounding, and values that are not declared, each with its voxel count.
     """
-    path = file.header.path
-    whole = _whole_values(path, file, values)
-    declared = np.array(data.class_values)
+    whole = _in_a_byte(whole_values(file, values))
     if whole.dtype == np.uint8:
         counts = np.bincount(whole.ravel(order="K"), minlength=256)
         found = np.flatnonzero(counts)
         counts = counts[found]
     else:
         found, counts = np.unique(whole, return_counts=True)
-    strange = ~np.isin(found, declared)
-    if strange.any():
-        raise DataError(_undeclared(path, found[strange], counts[strange], data))
-    table = np.zeros(256, dtype=np.uint8)
-    table[declared] = np.arange(len(declared), dtype=np.uint8)
-    return table[whole.astype(np.uint8, copy=False)]
+    if faults := faults_of_values(file.header.path, found, counts, data):
+        raise DataError(faults)
+    indices = _indices_of(found, data).astype(np.uint8)
+    if whole.dtype == np.uint8:
+        table = np.zeros(256, dtype=np.uint8)
+        table[found] = indices
+        return table[whole]
+    return indices[np.searchsorted(found, whole)]
 
 
-def _whole_values(path: Path, file: NiftiFile, values: np.ndarray) -> np.ndarray:
-    """Integers of any width. Stored integers under a scale factor land up to half a step beside the true value."""
+def faults_of_values(path: Path, found: np.ndarray, counts: np.ndarray, data: DataSpec) -> list[str]:
+    """One sentence for each kind of fault in a table of whole label values, `counts` voxels of each; [] where there is none.
+
+    `found` are the values of the file, before `data.label_map`, each once.
+    """
+    strange = _indices_of(found, data) == _UNDECLARED
+    return [_undeclared(path, found, counts, strange, data)] if strange.any() else []
+
+
+_UNDECLARED = -1
+
+
+def _indices_of(found: np.ndarray, data: DataSpec) -> np.ndarray:
+    """The class index of each value of the file; _UNDECLARED where there is none."""
+    # Exact for all that can be declared, whatever the file's own type could not hold
+    found = found.astype(np.float64)
+    mapped = found.copy()
+    for source, target in data.label_map.items():
+        mapped[found == source] = target
+    declared = np.array(data.class_values, dtype=np.float64)
+    places = np.searchsorted(declared, mapped).clip(max=len(declared) - 1)
+    indices = np.where(declared[places] == mapped, places, _UNDECLARED)
+    if data.ignore_label is not None:
+        indices[mapped == data.ignore_label] = IGNORED
+    return indices
+
+
+def _in_a_byte(whole: np.ndarray) -> np.ndarray:
+    """Wider integers as uint8 where all of them fit, so that they are counted and looked up without sorting."""
+    fits = whole.dtype != np.uint8 and whole.size and whole.min() >= 0 and whole.max() <= 255
+    return whole.astype(np.uint8) if fits else whole
+
+
+def whole_values(file: NiftiFile, values: np.ndarray) -> np.ndarray:
+    """Whole numbers of any width. Stored integers under a scale factor land up to half a step beside the true value.
+
+    Raises DataError for NaN or infinite voxels and for values that are not whole within rounding.
+    """
+    path = file.header.path
     integers = values.dtype.kind in "iu"
     if integers and not file.scaled:
         return values
@@ -67,12 +106,37 @@ def _whole_values(path: Path, file: NiftiFile, values: np.ndarray) -> np.ndarray
     return rounded
 
 
-def _undeclared(path: Path, found: np.ndarray, counts: np.ndarray, data: DataSpec) -> str:
-    listed = [f"{value:.15g} in {count:,} voxels" for value, count in zip(found, counts, strict=True)]
-    if len(listed) > _LISTED:
-        listed = [*listed[:_LISTED], f"{len(listed) - _LISTED} more values"]
+def _undeclared(path: Path, found: np.ndarray, counts: np.ndarray, strange: np.ndarray, data: DataSpec) -> str:
+    values, voxels = found[strange], counts[strange]
+    listed = [
+        f"{value:.15g} in {counted(int(count), 'voxel')}"
+        for value, count in zip(values[:_LISTED], voxels, strict=False)
+    ]
+    if len(values) > _LISTED:
+        listed.append(counted(len(values) - _LISTED, "more value"))
     declared = ", ".join(f"{value} {data.classes.get(value, 'background')}" for value in data.class_values)
+    if data.ignore_label is not None:
+        declared += f", {data.ignore_label} to be ignored"
     return (
-        f"{path} has the undeclared label value{'s' if len(found) > 1 else ''} {', '.join(listed)}; declared are "
-        f"{declared}: add what is missing to data.classes, or mend the label"
+        f"{path} has the undeclared label value{'s' if len(values) > 1 else ''} {', '.join(listed)}; declared are "
+        f"{declared}: {_remedies(found, strange, data)}"
     )
+
+
+def _remedies(found: np.ndarray, strange: np.ndarray, data: DataSpec) -> str:
+    values = found[strange]
+    several = len(values) > 1
+    value = int(values[0])
+    remedies = []
+    if len(data.classes) == 1 and not several and not set(data.classes) & set(found.tolist()):
+        # A mask of 0 and 255, say: in this label nothing else can be the one class
+        only, name = next(iter(data.classes.items()))
+        remedies.append(f"set data.label_map: {{{value}: {only}}} if it is {name}")
+    else:
+        if several or 1 <= value <= 255:
+            remedies.append(f"add {'what is missing' if several else 'it'} to data.classes")
+        remedies.append(f"map {'them to declared values' if several else 'it to a declared value'} with data.label_map")
+    if data.ignore_label is None:
+        ignoring = "leave the voxels of one of them out with data.ignore_label"
+        remedies.append(ignoring if several else f"set data.ignore_label: {value} if its voxels are to be left out")
+    return ", ".join([*remedies, "or mend the label"])

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fasttrain.data.name_patterns import FolderPattern, find_pattern
+from fasttrain.data.file_names import FileFinder
+from fasttrain.data.name_patterns import FolderPattern, find_pattern, folders_in
 from fasttrain.data.nifti import case_id, is_nifti, read_header
 from fasttrain.data.reading import split_shape
 from fasttrain.data.sources import find_cases
-from fasttrain.data.sources.dataset_json import label_values, read_dataset_json
+from fasttrain.data.sources.dataset_json import channel_table, label_values, read_dataset_json
 from fasttrain.data.sources.found import describe_files
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec, DecathlonSource, FoldersSource, NnunetSource, SourceSpec
 from fasttrain.samples import Case
+from fasttrain.wording import counted
 
 ANY_CLASSES = {value: f"class_{value}" for value in range(1, 256)}
 """Every label value that a recipe can declare, so that reading a label refuses none of them."""
+_MOST_SETS_NAMED, _MANY_SETS = 12, 6
 _LOOKED_FOR = (
     "a dataset.json with a list under 'training' (Decathlon), imagesTr/CASE_0000.nii.gz with labelsTr/CASE.nii.gz (nnU-Net), "
     "and two folders such as images/ and labels/ (or one folder, or train/images and train/labels) whose NIfTI files are "
@@ -60,9 +64,37 @@ def recognise(root: Path) -> Layout:
     if numbered:
         return _nnunet(root, document, numbered)
     pattern = find_pattern(root)
+    if pattern is None or pattern.in_one_below:
+        _refuse_several(root)
     if pattern is None:
         raise DataError(f"{root} has no layout that is known: looked for {_LOOKED_FOR}; found {describe_files(root)}")
     return _folders(root, document, pattern)
+
+
+def _refuse_several(root: Path) -> None:
+    """Raises DataError where several folders below `root`, which is no set itself, are sets: one of them must be named."""
+    sets = list(islice((child for child in folders_in(root).values() if _is_a_set(child)), _MOST_SETS_NAMED))
+    if len(sets) < 2:
+        return
+    more = " and perhaps more" if len(sets) == _MOST_SETS_NAMED else ""
+    cases = "; where each holds one case, put all cases into one folder" if len(sets) > _MANY_SETS else ""
+    raise DataError(
+        f"{root} holds several data sets: {', '.join(child.name for child in sets)}{more}; name one of them, such as --data "
+        f"{sets[0]}{cases}"
+    )
+
+
+def _is_a_set(folder: Path) -> bool:
+    path = folder / "dataset.json"
+    try:
+        if path.is_file() and isinstance(read_dataset_json(path).get("training"), list):
+            return True
+        if _channel_count(folder):
+            return True
+    except (DataError, OSError):
+        return False
+    pattern = find_pattern(folder)
+    return pattern is not None and not pattern.in_one_below
 
 
 def _decathlon(root: Path, document: dict[str, Any]) -> Layout:
@@ -111,15 +143,8 @@ def _layout(
     warnings = [text for text in found.warnings if "but data.classes declares" not in text]
     if table and len(table) != count:
         warnings.append(
-            f"{root / 'dataset.json'} names {len(table)} channels ({', '.join(table)}), but the images have {count}"
+            f"{root / 'dataset.json'} names {counted(len(table), 'channel')} ({', '.join(table)}), but the images have {count}"
         )
-    labels = document.get("labels")
-    if isinstance(labels, dict) and any(isinstance(value, list) for value in labels.values()):
-        warnings.append(
-            f"{root / 'dataset.json'} declares regions of several label values; each value is a class of its own here"
-        )
-    if isinstance(labels, dict) and "ignore" in labels:
-        warnings.append(f"{root / 'dataset.json'} has the label 'ignore', which is trained as a class like any other")
     return Layout(source, channels, bool(table), _class_names(document), dimensions, found.cases, tuple(warnings))
 
 
@@ -139,7 +164,8 @@ def _reading_spec(source: SourceSpec, channels: tuple[str, ...], nan_policy: str
 def _is_nnunet_list(root: Path, document: dict[str, Any]) -> bool:
     """nnU-Net's list names images without the number of their channel, so that none of the files listed is there."""
     entries = [entry.get("image") for entry in document["training"] if isinstance(entry, dict)]
-    return not any(isinstance(one, list) or (isinstance(one, str) and (root / one).is_file()) for one in entries)
+    finder = FileFinder(root)
+    return not any(isinstance(one, list) or (isinstance(one, str) and finder.find(one).is_file()) for one in entries)
 
 
 def _channel_count(root: Path) -> int:
@@ -154,14 +180,7 @@ def _channel_count(root: Path) -> int:
 
 
 def _channel_table(document: dict[str, Any]) -> tuple[str, ...]:
-    table = document.get("channel_names", document.get("modality"))
-    if isinstance(table, str):
-        return (table,)
-    if isinstance(table, list):
-        return tuple(str(name) for name in table)
-    if not isinstance(table, dict) or not all(str(key).isdecimal() for key in table):
-        return ()
-    return tuple(str(table[key]) for key in sorted(table, key=int))
+    return tuple(name for _, name in sorted(channel_table(document).items()))
 
 
 def _names_of(table: tuple[str, ...], count: int) -> tuple[str, ...]:

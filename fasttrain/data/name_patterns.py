@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fasttrain.data.file_names import as_text, is_left_behind
 from fasttrain.data.nifti import case_id, is_nifti, read_file
 from fasttrain.errors import DataError
 
@@ -51,6 +52,11 @@ class FolderPattern:
     image_suffixes: tuple[str, ...]
     label_suffix: str
 
+    @property
+    def in_one_below(self) -> bool:
+        """Whether images and labels lie together in one folder below the set's: the first that fitted, others may as well."""
+        return self.images == self.labels != "."
+
 
 @dataclass(frozen=True)
 class _Fit:
@@ -65,7 +71,7 @@ def find_pattern(root: Path) -> FolderPattern | None:
         fit = _fit(_stems(images), _stems(labels))
         if fit is not None:
             return FolderPattern(_below(root, images), _below(root, labels), fit.image_suffixes, fit.label_suffix)
-    for folder in (root, *_folders_in(root).values()):
+    for folder in (root, *folders_in(root).values()):
         fit = _fit_in_one(folder)
         if fit is not None:
             return FolderPattern(_below(root, folder), _below(root, folder), fit.image_suffixes, fit.label_suffix)
@@ -73,13 +79,13 @@ def find_pattern(root: Path) -> FolderPattern | None:
 
 
 def _folder_pairs(root: Path) -> Iterator[tuple[Path, Path]]:
-    top = _folders_in(root)
+    top = folders_in(root)
     for base in (root, *(top[part] for part in _PARTS if part in top)):
-        inside = _folders_in(base)
+        inside = folders_in(base)
         for images in (inside[name] for name in _IMAGES if name in inside):
             for labels in (inside[name] for name in _LABELS if name in inside):
                 yield images, labels
-                image_parts, label_parts = _folders_in(images), _folders_in(labels)
+                image_parts, label_parts = folders_in(images), folders_in(labels)
                 for part in _PARTS:
                     if part in image_parts and part in label_parts:
                         yield image_parts[part], label_parts[part]
@@ -169,10 +175,14 @@ def _cuts(stem: str) -> Iterator[int]:
             yield index
 
 
-def _folders_in(folder: Path) -> dict[str, Path]:
-    """By lower-case name."""
+def folders_in(folder: Path) -> dict[str, Path]:
+    """The folders directly in a folder that are not hidden, by lower-case name."""
     try:
-        return {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."}
+        return {
+            path.name.lower(): path
+            for path in sorted(folder.iterdir())
+            if path.is_dir() and path.name[0] != "." and not is_left_behind(path.name)
+        }
     except OSError:
         return {}
 
@@ -189,4 +199,4 @@ def _stems(folder: Path) -> list[str]:
 
 
 def _below(root: Path, folder: Path) -> str:
-    return folder.relative_to(root).as_posix()
+    return as_text(folder.relative_to(root).as_posix())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import stat
 import zlib
 from dataclasses import dataclass
@@ -15,14 +16,20 @@ import nibabel as nib
 import numpy as np
 from nibabel.spatialimages import HeaderDataError, HeaderTypeError
 
+from fasttrain.data.file_names import as_text
 from fasttrain.data.grids import with_third_axis
 from fasttrain.errors import DataError
 
 ENDINGS = (".nii.gz", ".nii")
 _GZIP = b"\x1f\x8b"
+_APPLE_DOUBLE = b"\x00\x05\x16\x07"
 _HIGHEST_RATIO = 1032
 """Deflate cannot pack more bytes than this into one, so a length claimed beyond it is damage, not a size to allocate."""
 _HEADER_BYTES = 4096
+_SPARE_BYTES = 1 << 20
+"""Beyond its voxels a file holds hardly more than this; a length claimed above it is not taken at its word."""
+_PIECE_BYTES = 1 << 14
+_NO_ZERO = re.compile(rb"[^\0]")
 _QUIET = logging.getLogger("fasttrain.data.nifti.header")
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
@@ -58,12 +65,16 @@ class NiftiFile:
         return (self.slope, self.intercept) != (1.0, 0.0)
 
     def values(self) -> np.ndarray:
-        """The values as float32 [*shape]; scaling wider than 16-bit integers is done in float64 first."""
+        """The values as float32 [*shape], read-only where they are stored so; see `scaled_values`."""
+        return self.scaled_values(self.raw)
+
+    def scaled_values(self, part: np.ndarray) -> np.ndarray:
+        """The values of a part of `raw` as float32; scaling wider than 16-bit integers is done in float64 first."""
         # A float64 beyond float32 becomes infinite, which the reader refuses with its count.
         with np.errstate(over="ignore", invalid="ignore"):
             if not self.scaled:
-                return self.raw.astype(np.float32)
-            working = self.raw.astype(np.float32 if self.raw.dtype.itemsize <= 2 else np.float64)
+                return part.astype(np.float32, copy=False)
+            working = part.astype(np.float32 if part.dtype.itemsize <= 2 else np.float64)
             working *= self.slope
             working += self.intercept
             return working.astype(np.float32, copy=False)
@@ -75,47 +86,42 @@ def is_nifti(path: Path) -> bool:
 
 
 def case_id(path: Path) -> str:
-    """The file name less its NIfTI ending."""
+    """The file name less its NIfTI ending, in one Unicode form (`file_names.as_text`)."""
     for ending in ENDINGS:
         if path.name.lower().endswith(ending):
-            return path.name[: -len(ending)]
-    return path.stem
+            return as_text(path.name[: -len(ending)])
+    return as_text(path.stem)
 
 
 def read_file(path: Path) -> NiftiFile:
-    """Reads the whole file and checks it (gzip checksum, length); raises DataError with one sentence."""
-    blob = _inflate(path, _bytes_of(path))
-    header = _parse_header(path, blob)
-    dtype = header.dtype
+    """Reads the whole file and checks it (gzip checksum, length); raises DataError with one sentence.
+
+    A length that the header or the gzip trailer claims is compared with what the file can hold before memory is taken for it.
+    """
+    blob = _bytes_of(path)
+    packed = blob[:2] == _GZIP
     try:
-        start = int(header.header.get_data_offset())
-        slope, intercept = header.header.get_slope_inter()
-    except (HeaderDataError, ValueError, OverflowError) as error:
-        raise DataError(f"{path} has a damaged NIfTI header ({error}); get the file anew") from error
-    needed = math.prod(header.shape) * dtype.itemsize
-    if start < 0 or start + needed > len(blob):
+        header = _parse_header(path, _first_bytes(path, blob))
+        start, slope, intercept = _layout_of(path, header)
+    except DataError:
+        if packed:
+            _inflate(path, blob, 0)  # a header that makes no sense is no wonder where the checksum is wrong
+        raise
+    needed = math.prod(header.shape) * header.dtype.itemsize
+    plain, length = _inflate(path, blob, start + needed) if packed else (blob, len(blob))
+    if start + needed > length:
         raise DataError(
-            f"{path} is cut short: its header announces {_shape(header.shape)} voxels of {dtype.name}, {needed:,} bytes, "
-            f"but {max(len(blob) - start, 0):,} are there; get the file anew"
+            f"{path} is cut short: its header announces {_shape(header.shape)} voxels of {header.dtype.name}, {needed:,} bytes, "
+            f"but {max(length - start, 0):,} are there; get the file anew"
         )
-    raw = np.frombuffer(blob, dtype=dtype, count=math.prod(header.shape), offset=start)
-    return NiftiFile(
-        header=header,
-        raw=raw.reshape(header.shape, order="F"),
-        slope=1.0 if slope is None else float(slope),
-        intercept=0.0 if intercept is None else float(intercept),
-    )
+    raw = np.frombuffer(plain, dtype=header.dtype, count=math.prod(header.shape), offset=start)
+    raw.flags.writeable = False
+    return NiftiFile(header=header, raw=raw.reshape(header.shape, order="F"), slope=slope, intercept=intercept)
 
 
 def read_header(path: Path) -> NiftiHeader:
     """Reads the first bytes only; the voxels may still be damaged. Raises DataError with one sentence."""
-    blob = _bytes_of(path, limit=_HEADER_BYTES)
-    if blob[:2] == _GZIP:
-        try:
-            blob = zlib.decompressobj(31).decompress(blob, _HEADER_BYTES)
-        except zlib.error as error:
-            raise DataError(f"{path} is damaged: gzip says {_gzip_fault(error)}; get the file anew") from error
-    return _parse_header(path, blob)
+    return _parse_header(path, _first_bytes(path, _bytes_of(path, limit=_HEADER_BYTES)))
 
 
 def _bytes_of(path: Path, limit: int = -1) -> bytes:
@@ -138,6 +144,8 @@ def _bytes_of(path: Path, limit: int = -1) -> bytes:
 
 
 def _refuse_wrong_name(path: Path, blob: bytes) -> None:
+    if blob[:4] == _APPLE_DOUBLE:
+        raise DataError(f"{path} is what macOS left beside a file, not an image; remove it")
     zipped, named = blob[:2] == _GZIP, path.name.lower().endswith(".gz")
     if zipped == named:
         return
@@ -148,34 +156,71 @@ def _refuse_wrong_name(path: Path, blob: bytes) -> None:
     raise DataError(f"{path} is gzip-compressed but does not end in .gz; rename it to {path.name}.gz")
 
 
-def _inflate(path: Path, blob: bytes) -> bytes:
-    """One call for the usual single-member file, since growing a buffer piecemeal costs as much as inflating."""
+def _first_bytes(path: Path, blob: bytes) -> bytes:
     if blob[:2] != _GZIP:
-        return blob
+        return blob[:_HEADER_BYTES]
+    try:
+        # Twice as many, for the name of the file and the tables of the first block
+        return zlib.decompressobj(31).decompress(blob[: 2 * _HEADER_BYTES], _HEADER_BYTES)
+    except zlib.error as error:
+        raise DataError(_damaged(path, error)) from error
+
+
+def _layout_of(path: Path, header: NiftiHeader) -> tuple[int, float, float]:
+    """Where the voxels begin, the slope and the intercept; a slope that is 0, NaN or absent is none."""
+    try:
+        start = int(header.header.get_data_offset())
+        slope, intercept = header.header.get_slope_inter()
+    except (HeaderDataError, ValueError, OverflowError) as error:
+        raise DataError(f"{path} has a damaged NIfTI header ({error}); get the file anew") from error
+    if start < 0:
+        raise DataError(f"{path} has a damaged NIfTI header (voxels from byte {start}); get the file anew")
+    return start, 1.0 if slope is None else float(slope), 0.0 if intercept is None else float(intercept)
+
+
+def _inflate(path: Path, blob: bytes, wanted: int) -> tuple[bytes | bytearray, int]:
+    """At least the first `wanted` bytes (fewer where there are no more), and the length of the whole, whose checksum holds."""
     claimed = int.from_bytes(blob[-4:], "little")
     try:
-        if 0 < claimed <= _HIGHEST_RATIO * len(blob):
+        # One call for the usual single-member file, since growing a buffer piecemeal costs as much as inflating
+        if wanted <= claimed <= min(wanted + _SPARE_BYTES, _HIGHEST_RATIO * len(blob)) and wanted:
             plain = zlib.decompress(blob, 31, claimed)
             if len(plain) == claimed:
-                return plain
-        return _inflate_members(blob)
+                return plain, claimed
+        return _inflate_members(blob, wanted)
     except (zlib.error, EOFError) as error:
-        raise DataError(f"{path} is damaged: gzip says {_gzip_fault(error)}; get the file anew") from error
+        raise DataError(_damaged(path, error)) from error
+    except MemoryError as error:
+        raise DataError(f"{path} unpacks to {wanted / 2**30:.3g} GiB, which is more memory than there is") from error
 
 
-def _inflate_members(blob: bytes) -> bytes:
-    """Files written in several gzip members (bgzip), or with zeros after the end."""
-    parts: list[bytes] = []
-    rest = blob
-    while rest[:2] == _GZIP:
+def _inflate_members(blob: bytes, wanted: int) -> tuple[bytearray, int]:
+    """Files written in several gzip members (bgzip), with zeros after the end, or longer than their voxels need.
+
+    What lies beyond `wanted` bytes is checked and not kept.
+    """
+    kept = bytearray()
+    view, at, length = memoryview(blob), 0, 0
+    while blob[at : at + 2] == _GZIP:
         member = zlib.decompressobj(31)
-        parts.append(member.decompress(rest) + member.flush())
-        if not member.eof:
-            raise EOFError("the compressed data end too early")
-        rest = member.unused_data.lstrip(b"\0")
-    if rest:
-        raise EOFError(f"{len(rest):,} bytes follow the end of the compressed data")
-    return b"".join(parts)
+        while not member.eof:
+            if at >= len(blob):
+                raise EOFError("the compressed data end too early")
+            piece = member.decompress(view[at : at + _PIECE_BYTES])
+            at = min(at + _PIECE_BYTES, len(blob))
+            if length < wanted:
+                kept += piece[: wanted - length]
+            length += len(piece)
+        at -= len(member.unused_data)
+        follows = _NO_ZERO.search(blob, at)
+        at = follows.start() if follows else len(blob)
+    if at < len(blob):
+        raise EOFError(f"{len(blob) - at:,} bytes follow the end of the compressed data")
+    return kept, length
+
+
+def _damaged(path: Path, error: Exception) -> str:
+    return f"{path} is damaged: gzip says {_gzip_fault(error)}; get the file anew"
 
 
 def _gzip_fault(error: Exception) -> str:

@@ -33,6 +33,7 @@ class Preprocess(Transform):
     def __init__(self, recipe: Recipe, training: bool = True) -> None:
         data = recipe.data
         self.data: DataSpec = data
+        self.recipe_name = recipe.name
         self.patch = recipe.patch
         self.dimensions = recipe.dimensions
         self.training = training
@@ -76,12 +77,6 @@ class Preprocess(Transform):
             "source_affine": torch.from_numpy(source_grid.affine.copy()),
         }
         return record
-
-    def check(self, case: Case) -> None:
-        """Reads a case and keeps nothing; raises the DataError that a call would raise."""
-        image, _, _ = self._read(case)
-        if self.data.storage_dtype == "float16" and self._scale is None:
-            _refuse_overflow(case, float(np.abs(image).max()))
 
     def as_sample(self, record: dict[str, Any]) -> Sample:
         """The record as a Sample; nothing is copied."""

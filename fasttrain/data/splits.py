@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fasttrain.data.file_names import as_text
 from fasttrain.errors import RecipeError
 from fasttrain.recipe.data_spec import KFoldSplit, LastSplit, ListsSplit, RatioSplit, SameSplit, SplitSpec
 from fasttrain.recipe.names import did_you_mean
 from fasttrain.samples import Case
+from fasttrain.wording import counted
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ def split_cases(cases: Sequence[Case], spec: SplitSpec) -> Split:
     Raises RecipeError for names that do not exist, a case in two parts, more folds than cases, and an empty part.
     """
     ordered = sorted(cases, key=lambda case: case.name)
+    # Names of cases are in one Unicode form; those that a person or a tool wrote may be in another
+    parts = {
+        part: names for part in ("train", "validation", "test") if isinstance(names := getattr(spec, part, 0), tuple)
+    }
+    spec = spec.model_copy(update={part: tuple(map(as_text, names)) for part, names in parts.items()})
     if isinstance(spec, KFoldSplit):
         split = _split_by_folds(ordered, spec)
     elif isinstance(spec, LastSplit):
@@ -68,7 +75,7 @@ def _split_by_folds(cases: list[Case], spec: KFoldSplit) -> Split:
     rest = [case for case in cases if case.name not in held]
     if spec.folds > len(rest):
         raise RecipeError(
-            f"data.split.folds is {spec.folds}, but there are only {len(rest)} cases to fold; "
+            f"data.split.folds is {spec.folds}, but there are only {counted(len(rest), 'case')} to fold; "
             f"set it to {max(len(rest), 2)} or less, or add cases"
         )
     if spec.fold >= spec.folds:
@@ -85,8 +92,8 @@ def _split_last(cases: list[Case], spec: LastSplit) -> Split:
     needed = spec.validation + spec.test
     if needed >= len(cases):
         raise RecipeError(
-            f"data.split takes {spec.validation} cases for validation and {spec.test} for test, but only {len(cases)} were "
-            "found and at least one must train; lower data.split.validation or data.split.test"
+            f"data.split takes {counted(spec.validation, 'case')} for validation and {spec.test} for test, but only "
+            f"{len(cases)} were found and at least one must train; lower data.split.validation or data.split.test"
         )
     first = len(cases) - needed
     return Split(
@@ -102,7 +109,7 @@ def _split_by_ratio(cases: list[Case], spec: RatioSplit) -> Split:
     test = max(1, round(spec.test * len(cases))) if spec.test else 0
     if validation + test >= len(cases):
         raise RecipeError(
-            f"data.split.validation {spec.validation:g} and data.split.test {spec.test:g} of {len(cases)} cases are "
+            f"data.split.validation {spec.validation:g} and data.split.test {spec.test:g} of {counted(len(cases), 'case')} are "
             f"{validation} and {test}, which leaves none to train; lower them or add cases"
         )
     parts = np.split(order, [validation, validation + test])

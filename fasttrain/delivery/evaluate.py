@@ -12,7 +12,7 @@ from fasttrain.data.sources import find_cases
 from fasttrain.data.splits import split_cases
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
-from fasttrain.engine.inference import Ensemble
+from fasttrain.engine.inference import Ensemble, WithinTold
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validation import Scores, Validator
 from fasttrain.errors import RecipeError
@@ -25,11 +25,12 @@ def evaluate(
     data: Path | None,
     progress: Callable[[int, int], None],
     stop: StopRequest,
+    within: WithinTold | None = None,
 ) -> Scores:
     """Scores the cases of a part of the run's split, as the run's own validation does.
 
-    data: the folder of the set where it is no longer where the run found it. Raises RecipeError where that part is empty,
-    DataError for faulty cases, Stopped where a stop was asked for.
+    data: the folder of the set where it is no longer where the run found it. within: hears of the windows of large cases. Raises
+    RecipeError where that part is empty, DataError for faulty cases, Stopped where a stop was asked for.
     """
     recipe = run.recipe
     if isinstance(run.predictor, Ensemble) and part == "validation":
@@ -48,6 +49,6 @@ def evaluate(
     validator = Validator(run.predictor, source, cases, recipe, keep_labels=False)
     try:
         with explaining(recipe):
-            return validator.run(stop, progress)
+            return validator.run(stop, progress, within)
     finally:
         validator.close()

@@ -1,20 +1,28 @@
-"""Owns predictions for files that have no label: on the input's grid, with its affine and the recipe's label values."""
+"""Owns predictions for files that have no label: on the input's grid, with its affine and the recipe's label values.
+
+The values written are those of `data.classes` and 0: a label map is not undone (with `{255: 1}` the class is written as 1, since
+several values may have become one), and no voxel is written as the ignore label, since a network answers everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fasttrain.data.nifti import is_nifti
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.data.sources.unlabelled import find_unlabelled, passed_over
+from fasttrain.data.sources.found import listed
+from fasttrain.data.sources.unlabelled import channels_of_one_case, find_unlabelled, label_files, passed_over
 from fasttrain.data.writing import write_label
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
+from fasttrain.engine.inference import WindowsTold, WithinTold, telling
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, RecipeError, StorageError
+from fasttrain.recipe.data_spec import FoldersSource
 from fasttrain.samples import Case
+from fasttrain.wording import counted
 
 ENDING = ".nii.gz"
 """Of predictions in a folder."""
@@ -22,11 +30,15 @@ ENDING = ".nii.gz"
 
 @dataclass(frozen=True)
 class Predictions:
-    """What was written, one sentence for each input that could not be read, and files that fit no case by their names."""
+    """What was written, and one sentence for each input that could not be read.
+
+    passed_over: files that fit no case by their names; labels: those that are named as the run's labels are, and were left out.
+    """
 
     written: tuple[Path, ...]
     faults: tuple[str, ...]
     passed_over: tuple[Path, ...] = ()
+    labels: tuple[Path, ...] = ()
 
 
 def predict(
@@ -36,12 +48,15 @@ def predict(
     progress: Callable[[int, int], None],
     stop: StopRequest,
     overwrite: bool = False,
+    within: WithinTold | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Predictions:
     """Predicts a file, or every case of a folder (in the file layout of the recipe's source).
 
-    target: a folder, or for one case a file that ends in `.nii.gz` or `.nii`. A faulty input is told and the rest is done. Raises
-    DataError where nothing is there to predict, RecipeError where one file is named for several cases or predictions are there
-    already (unless `overwrite`), StorageError where nothing can be written, Stopped between cases.
+    target: a folder, or for one case a file that ends in `.nii.gz` or `.nii`. within: hears of the windows of large cases.
+    warn: hears, before anything is predicted, what the names of the files leave in doubt. A faulty input is told and the rest is
+    done. Raises DataError where nothing is there to predict, RecipeError where one file is named for several cases or predictions
+    are there already (unless `overwrite`), StorageError where nothing can be written, Stopped between cases.
     """
     cases = find_unlabelled(run.recipe.data, given, run.channel_suffixes)
     one_file = is_nifti(target) and not target.is_dir()
@@ -61,18 +76,45 @@ def predict(
             f"{len(there)} of {len(cases)} predictions are there already, such as {there[0]}; name another folder, or add "
             "--overwrite"
         )
+    labels = label_files(run.recipe.data, given, run.channel_suffixes)
+    over = passed_over(given, cases, labels)
+    for sentence in _doubts(run, cases, labels, over):
+        warn(sentence)
     preprocess = Preprocess(run.recipe, training=False)
     written: list[Path] = []
     faults: list[str] = []
     for number, (case, path) in enumerate(zip(cases, targets, strict=True), start=1):
         stop.check()
         try:
-            _predict_case(run, preprocess, case, path)
+            _predict_case(run, preprocess, case, path, telling(within, number - 1, len(cases), case.name))
             written.append(path)
         except DataError as error:
             faults.extend(error.faults)
         progress(number, len(cases))
-    return Predictions(tuple(written), tuple(faults), passed_over(run.recipe.data, given, cases))
+    return Predictions(tuple(written), tuple(faults), over, labels)
+
+
+def _doubts(run: TrainedRun, cases: Sequence[Case], labels: Sequence[Path], over: Sequence[Path]) -> Iterator[str]:
+    """One sentence for each way in which files may not be what they were taken for."""
+    source = run.recipe.data.source
+    if labels and isinstance(source, FoldersSource):
+        many = len(labels) > 1
+        yield (
+            f"{counted(len(labels), 'file')} {'end' if many else 'ends'} in {source.label_suffix} as the run's labels do, and "
+            f"{'were' if many else 'was'} not predicted ({listed(path.name for path in labels)})"
+        )
+    if over:
+        many = len(over) > 1
+        yield (
+            f"{counted(len(over), 'NIfTI file')} {'do' if many else 'does'} not end as the recipe's data.source says and "
+            f"{'were' if many else 'was'} passed over ({listed(path.name for path in over)})"
+        )
+    if len(run.recipe.data.channels) == 1 and (groups := channels_of_one_case(cases)):
+        more = f" (and {counted(len(groups) - 1, 'group')} more)" if len(groups) > 1 else ""
+        yield (
+            f"{' and '.join(groups[0]) if len(groups[0]) == 2 else listed(groups[0])}{more} look like channels of one case, "
+            "but the run has one channel, so that each file is predicted as a case of its own"
+        )
 
 
 def _harm(case: Case, path: Path) -> str | None:
@@ -84,10 +126,10 @@ def _harm(case: Case, path: Path) -> str | None:
     return None
 
 
-def _predict_case(run: TrainedRun, preprocess: Preprocess, case: Case, path: Path) -> None:
+def _predict_case(run: TrainedRun, preprocess: Preprocess, case: Case, path: Path, told: WindowsTold | None) -> None:
     if harm := _harm(case, path):
         raise DataError(f"{path}: the prediction would overwrite {harm}; name another folder")
     with explaining(run.recipe):
         sample = preprocess.as_sample(preprocess(case))
-        class_map = run.predictor.class_map(sample, in_source_grid=True).cpu().numpy()
+        class_map = run.predictor.class_map(sample, True, told).cpu().numpy()
     write_label(path, class_map, case.images[0], run.recipe.data.class_values)

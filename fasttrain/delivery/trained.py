@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fasttrain.machine.hardware import Hardware, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe, resolve
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FOLDS_KEYS, PLAN_KEYS, RunFolder, read_record
+from fasttrain.telemetry.events import Event
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,25 @@ class TrainedRun:
     warnings: tuple[str, ...]
 
 
-def open_run(run: Path, device: str) -> TrainedRun:
+def open_run(run: Path, device: str, emit: Callable[[Event], None] = lambda _: None) -> TrainedRun:
     """Loads the best checkpoint of a run, else the newest sound one; of a run of all folds that of each.
 
-    On the kind of device it was trained on it computes in the same precision and layout, so that its scores are the same ones.
+    On the kind of device it was trained on it computes in the same precision and layout, so that its scores are the same ones;
+    on another these are measured, of which `emit` hears.
     Raises RecipeError where there is no run, StorageError where it has no sound checkpoint.
     """
     folder = RunFolder(run)
     if not folder.holds_a_run():
         raise RecipeError(f"{run} holds no run (it has no recipe.yaml)")
     if folder.folds.exists():
-        return _open_folds(folder, device)
+        return _open_folds(folder, device, emit)
     recipe = resolve(str(folder.recipe)).recipe
     hardware = survey(device)
     plan, environment = read_record(folder.plan, PLAN_KEYS), read_record(folder.environment, ENVIRONMENT_KEYS)
     same_device = environment["hardware"]["device_name"] == hardware.device_name
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
     usable, warnings = _usable_here(recipe, hardware)
-    choice = choose_step(usable, hardware, plan if same_device else None)
+    choice = choose_step(usable, hardware, plan if same_device else None, emit)
     predictor = build_predictor(recipe, choice.candidate, hardware)
     saved = newest_good(folder.best, [folder.last, *folder.epoch_files()])
     load_weights(predictor.network, weights_to_use(saved.state), str(saved.path))
@@ -70,7 +73,7 @@ def open_run(run: Path, device: str) -> TrainedRun:
     )
 
 
-def _open_folds(folder: RunFolder, device: str) -> TrainedRun:
+def _open_folds(folder: RunFolder, device: str, emit: Callable[[Event], None]) -> TrainedRun:
     count = read_record(folder.folds, FOLDS_KEYS)["folds"]
     untrained = [folder.fold(fold) for fold in range(count) if not RunFolder(folder.fold(fold)).has_checkpoints()]
     if untrained:
@@ -78,7 +81,7 @@ def _open_folds(folder: RunFolder, device: str) -> TrainedRun:
             f"{folder.path}: {len(untrained)} of {count} folds are not trained yet, {untrained[0].name} the first; go on with "
             f"`fasttrain resume {folder.path}`, or name the run of one fold"
         )
-    members = [open_run(folder.fold(fold), device) for fold in range(count)]
+    members = [open_run(folder.fold(fold), device, emit) for fold in range(count)]
     first = members[0]
     return TrainedRun(
         folder=folder,

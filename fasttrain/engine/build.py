@@ -91,7 +91,7 @@ def build(
         checkpoint_blocks(network)
     step = Step(
         network,
-        build_loss(recipe.loss).to(hardware.torch_device),
+        build_loss(recipe.loss, recipe.data.ignore_label is not None).to(hardware.torch_device),
         build_optimizer(recipe.optimizer, network.parameters(), plan.fused_optimizer),
         predictor.precision,
         recipe.training.accumulate,
@@ -100,7 +100,7 @@ def build(
         plan.compile,
     )
     state = TrainState(step)
-    source = _batches(recipe, plan, training, hardware)
+    source = _batches(recipe, plan, training, hardware, [case.name for case in split.train], told)
     rate = learning_rate(recipe.schedule, recipe.optimizer.learning_rate, plan.sizes.total_steps)
     trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
     validator = Validator(
@@ -114,7 +114,9 @@ def build(
     return Assembly(state, trainer, validator)
 
 
-def _batches(recipe: Recipe, plan: Plan, training: CaseSource, hardware: Hardware) -> LoaderSource:
+def _batches(
+    recipe: Recipe, plan: Plan, training: CaseSource, hardware: Hardware, names: Sequence[str], told: Told
+) -> LoaderSource:
     samples, seed = recipe.data.samples_per_case, recipe.training.seed
     per_epoch = plan.sizes.steps_per_epoch * plan.sizes.effective_batch
     order = Order(len(training), samples, seed)
@@ -123,11 +125,11 @@ def _batches(recipe: Recipe, plan: Plan, training: CaseSource, hardware: Hardwar
     loading = Loading(
         workers=plan.workers,
         kind="thread" if plan.worker_kind == "thread" else "process",
-        prefetch_factor=recipe.data.prefetch_factor,
+        prefetch_factor=plan.prefetch_factor,
         pin_memory=plan.pin_memory,
         copy_stream=plan.copy_stream,
     )
-    return LoaderSource(recipe, training, order, hardware.torch_device, loading, per_epoch)
+    return LoaderSource(recipe, training, order, hardware.torch_device, loading, per_epoch, names, told)
 
 
 def _open_all(

@@ -1,28 +1,23 @@
-"""Owns the decision of each `auto` of a recipe for this machine, with the reason that the plan gives for it."""
+"""Owns the decision of each `auto` of how a step is computed and fed on this machine, with the reason for it."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fasttrain.data.caches import Window, require_lmdb, volumes_folder
 from fasttrain.engine.sizes import Sizes
 from fasttrain.engine.trial import Candidate, measure
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.allocator import allocator_setting
 from fasttrain.machine.compiler import missing_for_compile
-from fasttrain.machine.hardware import GIB, Hardware
-from fasttrain.machine.limits import disk_free_bytes
+from fasttrain.machine.hardware import Hardware
 from fasttrain.recipe import Recipe
 from fasttrain.recipe.training_spec import NovogradSpec
+from fasttrain.telemetry.events import Event, Message, Progress
+from fasttrain.wording import counted
 
-_MEMORY_SHARE = 0.6
-_DISK_SHARE = 0.8
-_MOST_AUTO_WORKERS = 8
 _NOISE = 1.1
 _SET = "set in the recipe"
 _COMPILE_PAYS_SECONDS = 300.0
@@ -68,10 +63,16 @@ def _amp_choices(recipe: Recipe, hardware: Hardware) -> tuple[list[str], str]:
     return ["off"], f"{hardware.device_name} has no tensor cores"
 
 
-def choose_step(recipe: Recipe, hardware: Hardware, kept: Mapping[str, Any] | None) -> StepChoice:
+def choose_step(
+    recipe: Recipe,
+    hardware: Hardware,
+    kept: Mapping[str, Any] | None,
+    emit: Callable[[Event], None] = lambda _: None,
+) -> StepChoice:
     """Precision, memory layout and activation checkpointing, measured where the recipe leaves them open.
 
-    `kept`: the plan of the run that goes on here, whose choice stands. Raises MachineError for a precision that the device has
+    `kept`: the plan of the run that goes on here, whose choice stands. `emit` hears of a measurement, which can take a minute
+    on a CPU. Raises MachineError for a precision that the device has
     not, OutOfMemoryError where no way of computing a step fits.
     """
     amps, amp_reason = _amp_choices(recipe, hardware)
@@ -94,17 +95,24 @@ def choose_step(recipe: Recipe, hardware: Hardware, kept: Mapping[str, Any] | No
         )
         return StepChoice(candidates[0], checkpointing == "on", None, reasons)
     again, why = checkpointing == "on", _SET if checkpointing != "auto" else "a step fits without"
-    seconds = measure(recipe, hardware, candidates, again)
+    shown = ", ".join(map(str, candidates))
+    emit(Message(f"measuring a training step in {counted(len(candidates), 'way')} on {hardware.device_name}: {shown}"))
+    told = lambda done, total: emit(Progress("measuring a training step", done, total))  # noqa: E731
+    seconds = measure(recipe, hardware, candidates, again, told)
     if not seconds and checkpointing == "auto" and hardware.on_gpu:
         again, why = True, f"a step does not fit into {hardware.gpu_gib} GiB without"
-        seconds = measure(recipe, hardware, candidates, again)
+        seconds = measure(recipe, hardware, candidates, again, told)
     if not seconds:
         raise OutOfMemoryError(_does_not_fit(recipe, hardware))
     # The first ones are the likely ones: another must be clearly faster, or noise would change the choice from run to run
     least = min(seconds.values())
     best = next(candidate for candidate in candidates if seconds.get(candidate, least * 9) <= least * _NOISE)
-    told = _told(seconds, best)
-    reasons = {"amp": amp_reason or told, "channels_last": layout_reason or told, "activation_checkpointing": why}
+    measured = _told(seconds, best)
+    reasons = {
+        "amp": amp_reason or measured,
+        "channels_last": layout_reason or measured,
+        "activation_checkpointing": why,
+    }
     return StepChoice(best, again, seconds[best], reasons)
 
 
@@ -115,8 +123,9 @@ def _open_on_gpu(recipe: Recipe) -> bool:
 def _does_not_fit(recipe: Recipe, hardware: Hardware) -> str:
     training = recipe.training
     return (
-        f"a training step of {training.batch_size} patches of {list(recipe.patch.size)} does not fit into the "
-        f"{hardware.gpu_gib} GiB of {hardware.device_name}; lower training.batch_size or patch.size, or take a smaller network"
+        f"a training step of {counted(training.batch_size, 'patch', 'patches')} of {list(recipe.patch.size)} does not fit into "
+        f"the {hardware.gpu_gib} GiB of {hardware.device_name}; lower training.batch_size or patch.size, or take a smaller "
+        "network"
     )
 
 
@@ -128,56 +137,6 @@ def _told(seconds: Mapping[Candidate, float], best: Candidate) -> str:
 
 def _by_seconds(seconds: Mapping[Candidate, float]) -> Sequence[tuple[Candidate, float]]:
     return sorted(seconds.items(), key=lambda pair: pair[1])
-
-
-def choose_cache(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> tuple[str, str]:
-    """Where volumes are kept: in memory where they take no more than a share of what is free, else on a disk with room.
-
-    Raises OutOfMemoryError for a memory cache that cannot fit, MachineError where the recipe asks for a missing extra.
-    """
-    setting, spec = recipe.data.cache.kind, recipe.data.cache
-    need, free = sizes.cache_bytes / GIB, hardware.memory_free_gib
-    about = _amount(need)
-    if setting == "lmdb":
-        require_lmdb()
-    if setting == "smart":
-        window = Window(spec, sizes.training_cases)
-        held = need * window.most_in_memory / max(sizes.training_cases, 1)
-        _check_fits("smart", held, free, "lower data.cache.cache_share")
-        return setting, f"{_SET}; {window.held} of {sizes.training_cases} cases in memory, {_amount(held)}"
-    if setting == "memory":
-        _check_fits("memory", need, free, "use disk, smart or none")
-    if setting != "auto":
-        return setting, f"{_SET}; {about}"
-    if need <= free * _MEMORY_SHARE:
-        return "memory", f"{about} of {free:.1f} GiB free"
-    why = f"{about} would not leave enough of {free:.1f} GiB free"
-    folder = volumes_folder(spec, os.environ, Path("runs"))
-    room = disk_free_bytes(folder) / GIB
-    if need <= room * _DISK_SHARE:
-        return "disk", f"{why}; {folder} has {room:.0f} GiB"
-    return "none", f"{why}, nor of {room:.1f} GiB on the disk of {folder}"
-
-
-def _check_fits(kind: str, need: float, free: float, cure: str) -> None:
-    if need > free:
-        raise OutOfMemoryError(
-            f"data.cache.kind: {kind} needs {_amount(need)} and {free:.1f} GiB are free; {cure}, or a machine with more"
-        )
-
-
-def _amount(gib: float) -> str:
-    return f"about {gib:.1f} GiB" if gib >= 1 else f"about {gib * 1024:.0f} MiB"
-
-
-def choose_workers(recipe: Recipe, hardware: Hardware, cache: str) -> tuple[int, str]:
-    setting = recipe.data.workers
-    if isinstance(setting, int):
-        return setting, _SET
-    if not hardware.on_gpu and cache == "memory":
-        return 0, "the cases are in memory and the CPU's cores train"
-    workers = max(1, min(hardware.cpus - 1, _MOST_AUTO_WORKERS))
-    return workers, f"{hardware.cpus} CPUs may be used"
 
 
 def choose_compile(
@@ -243,11 +202,3 @@ def choose_copy_stream(recipe: Recipe, hardware: Hardware, pinned: bool) -> tupl
     if setting == "auto":
         return pinned, "copies run beside the step" if pinned else "copies from memory that is not pinned wait anyway"
     return setting == "on", _SET
-
-
-def choose_worker_kind(recipe: Recipe, workers: int, cache: str) -> tuple[str, str]:
-    """Processes or threads."""
-    setting = recipe.data.worker_kind
-    if setting != "auto":
-        return setting, _SET
-    return "process", "threads share the interpreter's lock with the training" if workers else "there are no workers"

@@ -61,6 +61,7 @@ def end_run(
             steps=progress.step if progress else 0,
             error=None if failure is None else str(failure) or type(failure).__name__,
             cases=_case_scores(fit),
+            skipped_cases={name: list(faults) for name, faults in prepared.skipped.items()},
             device=prepared.hardware.device_name,
         )
     session.emit(

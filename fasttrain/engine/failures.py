@@ -1,21 +1,24 @@
-"""Owns how an error of torch or Python that has a known cause becomes a sentence: memory that ran out, a killed worker."""
+"""Owns how an error of torch or Python with a known cause becomes a sentence: memory or open files ran out, a killed worker."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 from collections.abc import Iterator
 
 import torch
 
 from fasttrain.batches import ended_worker
-from fasttrain.errors import FasttrainError, OutOfMemoryError
+from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError
+from fasttrain.machine.open_files import open_file_limit
 from fasttrain.recipe import Recipe
 
 # How torch's allocators and libraries tell it; only CUDA's own has a type
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|out of memory|bad_alloc|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
+_OUT_OF_FILES = re.compile(r"Too many open files|received \d+ items of ancdata", re.IGNORECASE)
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+ ?\w+)", re.IGNORECASE)
 
 
@@ -35,7 +38,18 @@ def explained(error: BaseException, recipe: Recipe, workers: int) -> FasttrainEr
     """The user's sentence for an error with a known cause; None for any other, and for what is a sentence already."""
     if isinstance(error, FasttrainError):
         return None
-    return ended_worker(error, workers) or _out_of_memory(error, recipe)
+    return ended_worker(error, workers) or _out_of_memory(error, recipe) or _out_of_files(error)
+
+
+def _out_of_files(error: BaseException) -> MachineError | None:
+    by_number = isinstance(error, OSError) and error.errno == errno.EMFILE
+    by_text = isinstance(error, RuntimeError) and _OUT_OF_FILES.search(str(error)) is not None
+    if not (by_number or by_text):
+        return None
+    return MachineError(
+        f"too many files are open: the limit is {open_file_limit()}; raise it (`ulimit -n 4096`), or lower data.workers or set "
+        "data.worker_kind: thread"
+    )
 
 
 def _out_of_memory(error: BaseException, recipe: Recipe) -> OutOfMemoryError | None:

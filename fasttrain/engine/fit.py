@@ -20,6 +20,7 @@ from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.clock import TimeLeft
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.events import EpochEnded, Message, Progress, StepLogged, ValidationFigures
+from fasttrain.wording import counted
 
 
 class Fit:
@@ -152,7 +153,9 @@ class Fit:
 
     def _validate(self) -> ValidationFigures:
         scores = self.assembly.validator.run(
-            self.stop, lambda done, total: self.emit(Progress("validating", done, total))
+            self.stop,
+            lambda done, total: self.emit(Progress("validating", done, total)),
+            lambda done, total, within: self.emit(Progress("validating", done, total, within)),
         )
         self.last_scores = scores
         self.progress.validation_seconds += scores.seconds
@@ -176,11 +179,11 @@ class Fit:
             share = self.progress.rate_factor
             self.emit(
                 Message(
-                    f"no better for {schedule.patience} validations: the learning rate is now {share:.3g} of its own"
+                    f"no better for {counted(schedule.patience, 'validation')}: the learning rate is now {share:.3g} of its own"
                 )
             )
         if stopping is not None and out_of_patience(stopping, self.progress, dice):
-            self.stop.ask(f"early stopping, no better for {stopping.patience} validations", EXIT_DONE)
+            self.stop.ask(f"early stopping, no better for {counted(stopping.patience, 'validation')}", EXIT_DONE)
 
     def _is_best(self, figures: ValidationFigures | None) -> bool:
         if figures is None or figures.dice is None or not math.isfinite(figures.dice):

@@ -159,6 +159,7 @@ class _Folds:
             dice_by_class=pooled.dice_by_class,
             dice_counts=pooled.dice_counts,
             cases=cases,
+            skipped_cases=next((result.summary.get("skipped_cases", {}) for result in self.results), {}),
         )
         return RunResult(self.folder.path, json.loads(self.folder.summary.read_text()), exit_code)
 

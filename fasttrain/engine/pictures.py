@@ -17,7 +17,7 @@ from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validation import Judged, Scores, Validator
 from fasttrain.errors import EXIT_DONE
 from fasttrain.recipe import Recipe
-from fasttrain.samples import Grid
+from fasttrain.samples import IGNORED, Grid
 from fasttrain.scoring import CaseScore
 from fasttrain.telemetry.events import Event, Message, Progress
 from fasttrain.telemetry.pictures import CasePicture, Plane, drop_pictures, write_picture
@@ -103,10 +103,14 @@ def planes_of(judged: Judged) -> tuple[Plane, ...]:
     """Axial, coronal and sagittal slices through the most foreground of label and prediction; a plane image as it is.
 
     They are cut along the voxel axes, each named by the world axis nearest to it. Of several channels the first is shown.
+    Ignored voxels are no foreground, and what is predicted there is left out, as it is from the scores.
     """
-    grid, label = judged.grid, judged.label
+    grid, label, prediction = judged.grid, judged.label, judged.prediction
     dimensions = len(grid.shape)
-    marked = (judged.prediction > 0) | (label > 0)
+    ignored = label == IGNORED if judged.ignores else None
+    if ignored is not None:
+        prediction = prediction.masked_fill(ignored, 0)
+    marked = (prediction > 0) | (label > 0 if ignored is None else (label > 0) & ~ignored)
     axes = nib.orientations.io_orientation(grid.affine[:, [*range(dimensions), 3]])
     toward = nib.orientations.ornt2axcodes(axes)
     spacing = [float(mm) for mm in spacing_of(grid.affine, dimensions)]
@@ -120,7 +124,8 @@ def planes_of(judged: Judged) -> tuple[Plane, ...]:
             Plane(
                 image=_image_on(judged, grid if axis is None else _slice_grid(grid, axis, index), axis),
                 label=_slice(label, axis, index).cpu().numpy(),
-                prediction=_slice(judged.prediction, axis, index).cpu().numpy(),
+                prediction=_slice(prediction, axis, index).cpu().numpy(),
+                ignored=None if ignored is None else _slice(ignored, axis, index).cpu().numpy(),
                 spacing_mm=(spacing[first], spacing[second]),
                 toward=(toward[first], toward[second]),
             )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fasttrain.engine import choices
 from fasttrain.engine.decisions import Decision
+from fasttrain.engine.memory_plan import choose_cache, memory_need
 from fasttrain.engine.sizes import Sizes
+from fasttrain.engine.worker_plan import choose_workers
 from fasttrain.machine.allocator import allocator_setting, expand_segments
-from fasttrain.machine.hardware import Hardware
+from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.threads import thread_count
 from fasttrain.recipe import Recipe
+from fasttrain.telemetry.events import Event
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Plan:
     expandable_segments: bool
     cache: str
     workers: int
+    prefetch_factor: int
     worker_kind: str
     pin_memory: bool
     copy_stream: bool
@@ -46,9 +50,11 @@ def make_plan(
     sizes: Sizes,
     former: Mapping[str, Any] | None = None,
     former_device: str | None = None,
+    emit: Callable[[Event], None] = lambda _: None,
 ) -> Plan:
     """Decides every `auto`. `former` is the plan of the run that is resumed: on the same kind of device its precision and
     layout stand, since measuring again might choose others and the losses would no longer be those of an unbroken run.
+    `emit` hears of what takes time.
     """
     decisions: list[Decision] = []
 
@@ -67,7 +73,7 @@ def make_plan(
         expand_segments(segments)
     tf32, why = choices.choose_tf32(recipe, hardware)
     decide("tf32", tf32, why)
-    step = choices.choose_step(recipe, hardware, kept)
+    step = choices.choose_step(recipe, hardware, kept, emit)
     decide("amp", step.candidate.amp, step.reasons["amp"])
     decide("channels_last", step.candidate.channels_last, step.reasons["channels_last"])
     decide("activation_checkpointing", step.checkpointing, step.reasons["activation_checkpointing"])
@@ -75,12 +81,13 @@ def make_plan(
     decide("compile", compiled, why)
     fused, why = choices.choose_fused(recipe, hardware)
     decide("fused_optimizer", fused, why)
-    cache, why = choices.choose_cache(recipe, hardware, sizes)
+    cache, why = choose_cache(recipe, hardware, sizes, former)
     decide("cache", cache, why)
-    workers, why = choices.choose_workers(recipe, hardware, cache)
-    decide("workers", workers, why)
-    kind, why = choices.choose_worker_kind(recipe, workers, cache)
-    decide("worker_kind", kind, why)
+    need = memory_need(recipe, hardware, sizes, cache)
+    feeding = choose_workers(recipe, hardware, cache, hardware.memory_free_gib * GIB - need.volumes - need.validation)
+    decide("workers", feeding.workers, feeding.reasons["workers"])
+    decide("prefetch_factor", feeding.prefetch_factor, feeding.reasons["prefetch_factor"])
+    decide("worker_kind", feeding.kind, feeding.reasons["worker_kind"])
     pinned, why = choices.choose_pinning(recipe, hardware)
     decide("pin_memory", pinned, why)
     streamed, why = choices.choose_copy_stream(recipe, hardware, pinned)
@@ -96,8 +103,9 @@ def make_plan(
         fused_optimizer=fused,
         expandable_segments=segments,
         cache=cache,
-        workers=workers,
-        worker_kind=kind,
+        workers=feeding.workers,
+        prefetch_factor=feeding.prefetch_factor,
+        worker_kind=feeding.kind,
         pin_memory=pinned,
         copy_stream=streamed,
         decisions=tuple(decisions),

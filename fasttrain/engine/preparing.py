@@ -5,42 +5,45 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fasttrain.data.caches import check_cases, estimate_bytes
+from fasttrain.data.caches import estimate_bytes
+from fasttrain.data.checking import Terms, check_cases, skipped_text, without_bad_cases
 from fasttrain.data.location import data_root
-from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
 from fasttrain.data.sources.unlabelled import channel_suffixes
 from fasttrain.data.splits import Split, split_cases
 from fasttrain.engine.failures import explaining
+from fasttrain.engine.outline import Outline, outline_of
 from fasttrain.engine.plan import Plan, make_plan
 from fasttrain.engine.sizes import sizes_of
 from fasttrain.errors import DataError, StorageError
+from fasttrain.machine.cache_folder import cache_folder
 from fasttrain.machine.hardware import Hardware, environment_record, survey
 from fasttrain.machine.limits import cpu_limit
 from fasttrain.machine.threads import limit_threads, thread_count
-from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
-from fasttrain.samples import Case
 from fasttrain.telemetry.events import Event, Message, Progress
 from fasttrain.telemetry.tensorboard import require_tensorboard
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is decided but not begun: everything that `--dry-run` shows."""
+    """A run that is decided but not begun: everything that `--dry-run` shows.
+
+    `split` holds sound cases alone; skipped: {case name: faults} of those that `data.bad_cases: skip` left out of it.
+    """
 
     recipe: Recipe
     hardware: Hardware
     root: Path
     split: Split
     plan: Plan
+    outline: Outline
+    skipped: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def prepare(
@@ -51,38 +54,41 @@ def prepare(
     former: Mapping[str, Any] | None = None,
     former_device: str | None = None,
 ) -> Prepared:
-    """Finds cases, parts them, looks at the machine and decides the plan; nothing is written but a phantom's data.
+    """Finds cases, parts them, checks every one, looks at the machine and decides the plan.
 
-    Raises RecipeError, DataError and MachineError.
+    Nothing is written but a phantom's data and, in fasttrain's cache folder, what the check found. Raises RecipeError, DataError
+    (with all faults of all cases, unless the recipe leaves such cases out) and MachineError.
     """
     if recipe.output.tensorboard:
         require_tensorboard()
     hardware = survey(device)
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
-    if recipe.network.kind == "monai":
-        # Its name and arguments are checked by MONAI alone, which should not wait until the cases are read
-        with torch.random.fork_rng(devices=[]):
-            build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
+    # The arguments of a network by name are checked by MONAI alone, which should not wait until the cases are read
+    outline = outline_of(recipe)
     root = data_root(recipe, data, os.environ)
     found = find_cases(recipe.data, root)
     for warning in found.warnings:
         emit(Message(warning, "warning"))
-    split = split_cases(found.cases, recipe.data.split)
+    split, skipped = _sound(recipe, root, split_cases(found.cases, recipe.data.split), emit)
     counts = (len(split.train), len(split.validation), len(split.test))
-    sizes = sizes_of(recipe, counts, _cache_bytes(recipe, [*split.train, *split.validation], emit))
+    sizes = sizes_of(recipe, counts, estimate_bytes([*split.train, *split.validation], recipe))
     with explaining(recipe):
-        plan = make_plan(recipe, hardware, sizes, former, former_device)
-    return Prepared(recipe, hardware, root, split, plan)
+        plan = make_plan(recipe, hardware, sizes, former, former_device, emit)
+    return Prepared(recipe, hardware, root, split, plan, outline, skipped)
 
 
-def _cache_bytes(recipe: Recipe, cases: list[Case], emit: Callable[[Event], None]) -> int:
-    """What the cases will hold in memory, by their headers; where one has none, all cases are read and all faults raised."""
-    try:
-        return estimate_bytes(cases, recipe)
-    except DataError:
-        told = lambda done, total: emit(Progress("reading cases", done, total))  # noqa: E731
-        check_cases(cases, Preprocess(recipe), cpu_limit(), told)
-        raise
+def _sound(
+    recipe: Recipe, root: Path, split: Split, emit: Callable[[Event], None]
+) -> tuple[Split, dict[str, tuple[str, ...]]]:
+    """The split less faulty cases, and their faults, where the recipe has them left out; otherwise they are refused."""
+    cases = list(dict.fromkeys([*split.train, *split.validation, *split.test]))
+    told = lambda done, total: emit(Progress("checking files", done, total))  # noqa: E731
+    folder = cache_folder(os.environ, Path("runs"))[0]
+    checked = check_cases(cases, root, Terms.of_recipe(recipe), split, folder, cpu_limit(), told)
+    left = without_bad_cases(checked, split)
+    for warning in (*checked.warnings, *skipped_text(checked.bad)):
+        emit(Message(warning, "warning"))
+    return left, checked.bad
 
 
 def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text: str) -> None:
@@ -97,7 +103,9 @@ def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text
     }
     suffixes = channel_suffixes(prepared.recipe.data, prepared.split.train[0])
     digest = hashlib.sha256(recipe_text.encode()).hexdigest()
-    more = {"cases": names, "channel_suffixes": suffixes, "recipe_sha256": digest}
+    skipped = {name: list(faults) for name, faults in prepared.skipped.items()}
+    outline = {"outline": prepared.outline.text, "parameters": prepared.outline.parameters}
+    more = {**outline, "cases": names, "skipped_cases": skipped, "channel_suffixes": suffixes, "recipe_sha256": digest}
     write_json(folder.plan, {**prepared.plan.record(), **more})
 
 

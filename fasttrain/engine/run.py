@@ -17,6 +17,7 @@ from fasttrain.engine.preparing import Prepared, check_same_cases, prepare, read
 from fasttrain.engine.session import Session
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import RecipeError, StorageError
+from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.recipe import ResolvedRecipe, resolve
 from fasttrain.run_folder import RunFolder, new_run_path, write_whole
 from fasttrain.telemetry.device_monitor import DeviceMonitor
@@ -25,6 +26,7 @@ from fasttrain.telemetry.events import Message, Observer, Progress, RunStarted
 from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after, read_metrics
 from fasttrain.telemetry.pictures import drop_pictures
 from fasttrain.telemetry.tensorboard import TensorBoardLog
+from fasttrain.wording import counted
 
 __all__ = ["RunResult", "Prepared", "prepare", "resume", "train"]
 
@@ -138,6 +140,7 @@ def _carry_out(folder: RunFolder, prepared: Prepared, session: Session, saved: R
     fit: Fit | None = None
     try:
         session.emit(_started(folder, prepared, saved))
+        raise_open_file_limit()
         prepare_torch(prepared.plan, hardware)
         epoch = int(saved.state["progress"]["epoch"]) if saved is not None else 0
         told = lambda text, level: session.emit(Message(text, level))  # noqa: E731
@@ -181,6 +184,8 @@ def _started(folder: RunFolder, prepared: Prepared, saved: ReadCheckpoint | None
         validation_cases=sizes.validation_cases,
         decisions=tuple((decision.name, decision.value, decision.reason) for decision in prepared.plan.decisions),
         resumed_step=None if saved is None else int(saved.state["progress"]["step"]),
+        skipped_cases=tuple(prepared.skipped),
+        outline=prepared.outline.text,
     )
 
 
@@ -207,8 +212,8 @@ def _drop_newer_rows(folder: RunFolder, saved: ReadCheckpoint | None, session: S
     drop_rows_after(folder.metrics, progress["step"] - (1 if progress["step_in_epoch"] else 0))
     rows = len(read_metrics(folder.metrics))
     if rows < progress["epoch"]:
-        told = f"{folder.metrics} has {rows} rows for {progress['epoch']} epochs: the others were lost, and are not made anew"
-        session.emit(Message(told, "warning"))
+        told = f"{folder.metrics} has {counted(rows, 'row')} for {counted(progress['epoch'], 'epoch')}"
+        session.emit(Message(f"{told}: the others were lost, and are not made anew", "warning"))
 
 
 def _first_step(prepared: Prepared, saved: ReadCheckpoint | None) -> int:

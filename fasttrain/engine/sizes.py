@@ -11,7 +11,10 @@ from fasttrain.recipe import Recipe
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a run will do, in numbers. `batch_size` is patches per forward pass, `effective_batch` per optimiser step."""
+    """What a run will do, in numbers. `batch_size` is patches per forward pass, `effective_batch` per optimiser step.
+
+    `cache_bytes` are those of all preprocessed cases, `largest_case_bytes` of the largest that is validated; 0: not known.
+    """
 
     training_cases: int
     validation_cases: int
@@ -24,9 +27,10 @@ class Sizes:
     epochs: int
     total_steps: int
     cache_bytes: int
+    largest_case_bytes: int = 0
 
 
-def sizes_of(recipe: Recipe, cases: tuple[int, int, int], cache_bytes: int) -> Sizes:
+def sizes_of(recipe: Recipe, cases: tuple[int, int, int], cache_bytes: int, largest_case_bytes: int = 0) -> Sizes:
     """`cases`: training, validation and test cases. An epoch is a pass over the training cases in whole steps (the last one
     reaches into the next pass), or `training.iterations_per_epoch` steps; under `smart` a pass over the cases that it holds.
     """
@@ -47,4 +51,5 @@ def sizes_of(recipe: Recipe, cases: tuple[int, int, int], cache_bytes: int) -> S
         epochs=training.epochs,
         total_steps=steps * training.epochs,
         cache_bytes=cache_bytes,
+        largest_case_bytes=largest_case_bytes,
     )

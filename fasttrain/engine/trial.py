@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from fasttrain.engine.checkpointing import checkpoint_blocks
 from fasttrain.engine.optim import build_optimizer
@@ -17,8 +21,15 @@ from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch
 
 DTYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_HOPELESS = 2.5
+HOPELESS = 3.0
+"""So many times slower than the best of a round, in two rounds, and a candidate is not measured further."""
+LEAST_ROUNDS, MOST_ROUNDS = 3, 6
+_BUDGET_SECONDS = 8.0
 _MOST_PATCHES_ON_A_CPU = 2
+
+Key = TypeVar("Key")
+Told = Callable[[int, int], None]
+"""Told how many steps were measured, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -39,27 +50,63 @@ def precision_of(candidate: Candidate, device_type: str, dimensions: int) -> Pre
 
 
 def measure(
-    recipe: Recipe, hardware: Hardware, candidates: list[Candidate], checkpointing: bool = False
+    recipe: Recipe,
+    hardware: Hardware,
+    candidates: list[Candidate],
+    checkpointing: bool = False,
+    told: Told = lambda done, total: None,
 ) -> dict[Candidate, float]:
-    """Seconds of one training step for each candidate, the least of a few after a warm-up; the most promising come first.
+    """Seconds of one training step for each candidate, the least of a few; the most promising come first.
 
-    A candidate that the GPU has no memory for is left out.
-
-    A candidate whose warm-up is far behind the best so far is not measured further: some float32 NCDHW convolutions are
-    many times slower on a CPU. Leaves torch's generators as they were.
+    On a CPU the candidates take turns, since other processes come and go there. On a GPU one is measured after the other, since
+    it is asked too whether a step fits into its memory: a candidate that does not is left out. Leaves torch's generators as they
+    were.
     """
     device = hardware.torch_device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
+        if device.type == "cpu":
+            return least_seconds(_sharing(recipe, device, candidates, checkpointing), told=told)
         seconds: dict[Candidate, float] = {}
-        for candidate in candidates:
-            best = min(seconds.values(), default=float("inf"))
+        for number, candidate in enumerate(candidates):
+            told(number, len(candidates))
             try:
-                seconds[candidate] = _seconds_of(recipe, device, candidate, best, checkpointing)
+                seconds[candidate] = _seconds_of(recipe, device, candidate, checkpointing)
             except torch.OutOfMemoryError:
                 # What was tried is no longer referred to, and can be given back for the next one
                 torch.cuda.empty_cache()
         return seconds
+
+
+def least_seconds(
+    timers: Mapping[Key, Callable[[], float]],
+    budget_seconds: float = _BUDGET_SECONDS,
+    told: Told = lambda done, total: None,
+) -> dict[Key, float]:
+    """The least of what each timer returned (seconds of a step), by its key.
+
+    The timers take turns, a call each a round, so that a burst of other work slows all of a round and not one candidate: at least
+    `LEAST_ROUNDS`, and up to `MOST_ROUNDS` while another round stays within the budget. One that was `HOPELESS` times slower than
+    the best of its round in two rounds is dropped: some float32 NCDHW convolutions are many times slower on a CPU.
+    """
+    taken: dict[Key, list[float]] = {key: [] for key in timers}
+    behind = dict.fromkeys(timers, 0)
+    running, spent, calls = list(timers), 0.0, 0
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and spent + sum(min(taken[key]) for key in running) > budget_seconds:
+            break
+        ahead = calls + len(running) * max(LEAST_ROUNDS - number, 1)
+        for key in running:
+            told(calls, ahead)
+            taken[key].append(timers[key]())
+            calls += 1
+        latest = {key: taken[key][-1] for key in running}
+        spent += sum(latest.values())
+        best = min(latest.values())
+        for key, seconds in latest.items():
+            behind[key] += seconds > best * HOPELESS
+        running = [key for key in running if behind[key] < 2]
+    return {key: min(seconds) for key, seconds in taken.items()}
 
 
 def _made_batch(recipe: Recipe, device: torch.device) -> Batch:
@@ -71,21 +118,44 @@ def _made_batch(recipe: Recipe, device: torch.device) -> Batch:
     return Batch(image, label, (), ())
 
 
-def _seconds_of(recipe: Recipe, device: torch.device, candidate: Candidate, best: float, checkpointing: bool) -> float:
-    batch = _made_batch(recipe, device)
-    precision = precision_of(candidate, device.type, recipe.dimensions)
+def _seconds_of(recipe: Recipe, device: torch.device, candidate: Candidate, checkpointing: bool) -> float:
+    timer = _timer(recipe, device, candidate, _learner(recipe, device, candidate, checkpointing))
+    return min(timer() for _ in range(MOST_ROUNDS))
+
+
+Learner = tuple[nn.Module, Optimizer]
+
+
+def _sharing(
+    recipe: Recipe, device: torch.device, candidates: list[Candidate], checkpointing: bool
+) -> dict[Candidate, Callable[[], float]]:
+    """A timer for each candidate; those of one layout share a network, so that no more than two are in memory."""
+    learners: dict[bool, Learner] = {}
+    timers = {}
+    for candidate in candidates:
+        if candidate.channels_last not in learners:
+            learners[candidate.channels_last] = _learner(recipe, device, candidate, checkpointing)
+        timers[candidate] = _timer(recipe, device, candidate, learners[candidate.channels_last])
+    return timers
+
+
+def _learner(recipe: Recipe, device: torch.device, candidate: Candidate, checkpointing: bool) -> Learner:
     network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
     network.to(device)
-    precision.lay_out_network(network)
+    precision_of(candidate, device.type, recipe.dimensions).lay_out_network(network)
     if checkpointing:
         checkpoint_blocks(network)
-    optimizer = build_optimizer(recipe.optimizer, network.parameters())
-    step = Step(network, build_loss(recipe.loss), optimizer, precision, accumulate=1)
     network.train()
-    first = _timed(step, batch, device)
-    if device.type == "cpu" and first > best * _HOPELESS:
-        return first
-    return min(_timed(step, batch, device) for _ in range(2 if device.type == "cpu" else 5))
+    return network, build_optimizer(recipe.optimizer, network.parameters())
+
+
+def _timer(recipe: Recipe, device: torch.device, candidate: Candidate, learner: Learner) -> Callable[[], float]:
+    network, optimizer = learner
+    precision = precision_of(candidate, device.type, recipe.dimensions)
+    loss = build_loss(recipe.loss, recipe.data.ignore_label is not None)
+    step = Step(network, loss, optimizer, precision, accumulate=1)
+    batch = _made_batch(recipe, device)
+    return lambda: _timed(step, batch, device)
 
 
 def _timed(step: Step, batch: Batch, device: torch.device) -> float:

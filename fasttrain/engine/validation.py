@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.data.reading import read_label
-from fasttrain.engine.inference import Ensemble, Predictor
+from fasttrain.engine.inference import Ensemble, Predictor, WindowsTold, WithinTold, telling
 from fasttrain.engine.stop import StopRequest
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource, Grid, Sample
@@ -33,12 +33,16 @@ MOST_PREDICTIONS_KEPT = 3
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A case as it is scored: `prediction` and `label` are uint8 class indices [*spatial] on `grid` and on one device."""
+    """A case as it is scored: `prediction` and `label` are uint8 class indices [*spatial] on `grid` and on one device.
+
+    ignores: the label may hold IGNORED, where nothing is scored, whatever is predicted there.
+    """
 
     sample: Sample
     prediction: Tensor
     label: Tensor
     grid: Grid
+    ignores: bool = False
 
 
 class Validator:
@@ -66,14 +70,14 @@ class Validator:
         self._labels: dict[int, Tensor] = {}
         self._predictions: dict[int, Tensor] = {}
 
-    def run(self, stop: StopRequest, progress: Callable[[int, int], None]) -> Scores:
-        """Scores all cases; raises Stopped between two cases where a stop was asked for."""
+    def run(self, stop: StopRequest, progress: Callable[[int, int], None], within: WithinTold | None = None) -> Scores:
+        """Scores all cases; raises Stopped between two cases where a stop was asked for. `within` hears of large cases."""
         began = time.perf_counter()
         scores = []
         self._predictions.clear()
         for index in range(len(self.cases)):
             stop.check()
-            judged = self.judge(index)
+            judged = self.judge(index, telling(within, index, len(self.cases), self.cases[index].name))
             if self.keep_predictions:
                 self._predictions[index] = judged.prediction.cpu()
             scores.append(
@@ -84,21 +88,23 @@ class Validator:
                     self.recipe.data.class_count,
                     spacing_mm(judged.grid.affine, self.recipe.dimensions),
                     self.recipe.validation.hd95,
+                    judged.ignores,
                 )
             )
             progress(index + 1, len(self.cases))
         summary = summarise(scores, self.recipe.data.class_names)
         return Scores(summary, tuple(scores), time.perf_counter() - began)
 
-    def judge(self, index: int) -> Judged:
+    def judge(self, index: int, told: WindowsTold | None = None) -> Judged:
         """One case with its prediction: what the last `run` kept of it, else predicted by the network as it is."""
         original = self.recipe.validation.grid == "original"
         sample = self.source[index]
         prediction = self._predictions.get(index)
         if prediction is None:
-            prediction = self.predictor.class_map(sample, in_source_grid=original)
+            prediction = self.predictor.class_map(sample, original, told)
         label = self._reference(index, sample, original).to(prediction.device)
-        return Judged(sample, prediction, label, sample.source_grid if original else sample.grid)
+        grid = sample.source_grid if original else sample.grid
+        return Judged(sample, prediction, label, grid, ignores=self.recipe.data.ignore_label is not None)
 
     def close(self) -> None:
         """Gives up the cases."""

@@ -2,7 +2,9 @@
 
 A loss is called with logits [batch, class, *spatial] of any float type, or a tuple of them from the finest to the
 coarsest head, and a label [batch, 1, *spatial] of uint8 class indices below the number of classes. (`bce_dice` alone
-has logits of one channel, those of class 1.) It returns a float32 scalar. All of them run without host synchronisation
+has logits of one channel, those of class 1.) It returns a float32 scalar. A loss that was built with `ignores` leaves
+voxels of the index IGNORED out of every sum and count, whatever their logits are; they get no gradient, and a patch that
+has no others costs nothing. All of them run without host synchronisation
 or data-dependent shapes, so that a step can be compiled or captured in a CUDA graph.
 """
 
@@ -36,6 +38,6 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build_loss(spec: LossSpec) -> nn.Module:
-    """The loss of `spec`, for networks with and without deep supervision alike."""
-    return DeepSupervisionLoss(LOSSES[spec.kind](spec))
+def build_loss(spec: LossSpec, ignores: bool = False) -> nn.Module:
+    """The loss of `spec`, for networks with and without deep supervision alike; `ignores`: labels may hold IGNORED."""
+    return DeepSupervisionLoss(LOSSES[spec.kind](spec, ignores))

@@ -7,12 +7,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fasttrain.losses.dice import soft_dice_loss
-from fasttrain.losses.membership import class_membership, counted, float32_scope
+from fasttrain.losses.membership import (
+    blanked,
+    class_membership,
+    counted,
+    float32_scope,
+    known_voxels,
+    voxel_count,
+)
 from fasttrain.recipe.training_spec import DiceFocalLossSpec
 
 
-def mean_sigmoid_focal(logits: Tensor, members: Tensor, gamma: float, alpha: float | None) -> Tensor:
-    """Mean over voxels and classes of −(1 − p)^gamma · log p (Lin et al. 2017), p the sigmoid of being right.
+def mean_sigmoid_focal(
+    logits: Tensor, members: Tensor, known: Tensor | None, gamma: float, alpha: float | None
+) -> Tensor:
+    """Mean over the `known` voxels (None: all) and classes of −(1 − p)^gamma · log p (Lin et al. 2017), p the sigmoid of being
+    right; 0 where no voxel is known.
 
     Equal to MONAI's `FocalLoss(gamma, alpha)`. logits: float32 [batch, class, *spatial]; members: bool of the same shape.
     """
@@ -21,22 +31,27 @@ def mean_sigmoid_focal(logits: Tensor, members: Tensor, gamma: float, alpha: flo
     # log(1 − p) without a second logarithm, and without the overflow of a division
     log_wrong = log_right - towards_right
     losses = -(gamma * log_wrong).exp() * log_right
-    return losses.mean() if alpha is None else (losses * torch.where(members, alpha, 1.0 - alpha)).mean()
+    if alpha is not None:
+        losses = losses * torch.where(members, alpha, 1.0 - alpha)
+    return blanked(losses, known).sum() / (voxel_count(losses, known) * losses.shape[1])
 
 
 class DiceFocalLoss(nn.Module):
     """Soft Dice of the softmax plus the focal loss of each class's sigmoid, as MONAI's DiceFocalLoss pairs them."""
 
-    def __init__(self, spec: DiceFocalLossSpec) -> None:
+    def __init__(self, spec: DiceFocalLossSpec, ignores: bool = False) -> None:
         super().__init__()
         self.spec = spec
+        self.ignores = ignores
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Float32 scalar from logits [batch, class, *spatial] and class indices [batch, 1, *spatial]."""
         spec = self.spec
         with float32_scope(logits):
-            logits = logits.float()
+            known = known_voxels(label, self.ignores)
+            logits = blanked(logits.float(), known)
             members = counted(class_membership(label, logits.shape[1]), spec.include_background)
-            dice = soft_dice_loss(counted(torch.softmax(logits, dim=1), spec.include_background), members, spec)
-            focal = mean_sigmoid_focal(counted(logits, spec.include_background), members, spec.gamma, spec.alpha)
+            probabilities = blanked(counted(torch.softmax(logits, dim=1), spec.include_background), known)
+            dice = soft_dice_loss(probabilities, members, spec)
+            focal = mean_sigmoid_focal(counted(logits, spec.include_background), members, known, spec.gamma, spec.alpha)
             return spec.dice_weight * dice + spec.focal_weight * focal

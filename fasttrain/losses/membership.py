@@ -1,9 +1,11 @@
-"""Owns the reference as one boolean map a class, and the float32 scope that every loss computes in."""
+"""Owns the reference as one boolean map a class, the voxels that count in it, and the float32 scope that losses compute in."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from fasttrain.samples import IGNORED
 
 
 def class_membership(label: Tensor, classes: int) -> Tensor:
@@ -19,18 +21,39 @@ def class_membership(label: Tensor, classes: int) -> Tensor:
     return label == indices.view(1, classes, *(1,) * (label.ndim - 2))
 
 
+def known_voxels(label: Tensor, ignores: bool) -> Tensor | None:
+    """Bool [batch, 1, *spatial], False at ignored voxels, which are members of no class; None where a recipe has none of them,
+    so that nothing is computed.
+    """
+    return label != IGNORED if ignores else None
+
+
+def blanked(values: Tensor, known: Tensor | None) -> Tensor:
+    """`values` [batch, channel, *spatial] with 0 at ignored voxels.
+
+    Whatever stood there has the gradient 0, NaN and infinity too, which a product with 0 would pass on.
+    """
+    return values if known is None else torch.where(known, values, 0.0)
+
+
+def voxel_count(maps: Tensor, known: Tensor | None) -> int | Tensor:
+    """The voxels of all patches that count, of `maps` [batch, channel, *spatial]; at least 1, since one divides by it."""
+    return maps.numel() // maps.shape[1] if known is None else known.sum().clamp_min(1)
+
+
 def counted(maps: Tensor, include_background: bool) -> Tensor:
     """The classes of [batch, class, *spatial] that a loss looks at, as a view."""
     return maps if include_background else maps[:, 1:]
 
 
-def counted_classes(logits: Tensor, label: Tensor, include_background: bool) -> tuple[Tensor, Tensor]:
+def counted_classes(logits: Tensor, label: Tensor, include_background: bool, ignores: bool) -> tuple[Tensor, Tensor]:
     """What losses on the softmax compare: its float32 probabilities, and the reference as bool maps, both [batch, class,
-    *spatial] of the counted classes.
+    *spatial] of the counted classes, and 0 at ignored voxels.
     """
-    probabilities = torch.softmax(logits.float(), dim=1)
+    known = known_voxels(label, ignores)
+    probabilities = torch.softmax(blanked(logits.float(), known), dim=1)
     members = class_membership(label, logits.shape[1])
-    return counted(probabilities, include_background), counted(members, include_background)
+    return blanked(counted(probabilities, include_background), known), counted(members, include_background)
 
 
 def reduced_axes(maps: Tensor, batch: bool) -> list[int]:

@@ -15,15 +15,16 @@ class TverskyLoss(nn.Module):
     Equal to MONAI's `TverskyLoss(softmax=True, to_onehot_y=True)` with `smooth_nr = smooth_dr = spec.smooth`.
     """
 
-    def __init__(self, spec: TverskyLossSpec) -> None:
+    def __init__(self, spec: TverskyLossSpec, ignores: bool = False) -> None:
         super().__init__()
         self.spec = spec
+        self.ignores = ignores
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Float32 scalar from logits [batch, class, *spatial] and class indices [batch, 1, *spatial]."""
         spec = self.spec
         with float32_scope(logits):
-            probabilities, members = counted_classes(logits, label, spec.include_background)
+            probabilities, members = counted_classes(logits, label, spec.include_background, self.ignores)
             axes = reduced_axes(probabilities, spec.batch)
             found = (probabilities * members).sum(axes)
             invented = probabilities.sum(axes) - found

@@ -9,6 +9,10 @@ import sysconfig
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from fasttrain.machine.folder_lock import Hold, hold
+
+_HELD: dict[str, Hold] = {}
+
 
 def missing_for_compile() -> str | None:
     """What torch.compile lacks here for a GPU, as the user would install it; None where it has all it needs.
@@ -26,6 +30,11 @@ def missing_for_compile() -> str | None:
 
 
 def keep_compiled(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Lets the compiler's caches lie in `folder`, so that the next run finds them; what the user set stands."""
-    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-    environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    """Lets the compiler's caches lie in `folder`, so that the next run finds them; what the user set stands.
+
+    They are held until the process ends, so that `fasttrain data cache --clean` does not take them from under the compiler.
+    """
+    for key, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        ours = str(folder / name)
+        if environ.setdefault(key, ours) == ours and ours not in _HELD:
+            _HELD[ours] = hold(folder / name)

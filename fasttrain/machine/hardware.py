@@ -6,11 +6,12 @@ import importlib.metadata
 import os
 import platform
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.errors import MachineError, RecipeError
-from fasttrain.machine.limits import cpu_limit, memory_free_bytes
+from fasttrain.machine.limits import cpu_limit, memory_free, shared_memory_free_bytes
+from fasttrain.machine.open_files import open_file_limit
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a plan may rely on. GPU values are None on a CPU run."""
+    """What a plan may rely on. GPU values are None on a CPU run.
+
+    `memory_bound` says what leaves no more memory than `memory_free_gib`. `shared_gib` is what /dev/shm has free and `open_files`
+    how many descriptors may be open at once; each is None where nothing bounds it.
+    """
 
     device: str
     device_name: str
@@ -31,6 +36,9 @@ class Hardware:
     gpu_gib: float | None = None
     compute_capability: tuple[int, int] | None = None
     cudnn: int | None = None
+    memory_bound: str = "the host"
+    shared_gib: float | None = None
+    open_files: int | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -68,15 +76,24 @@ def survey(setting: str) -> Hardware:
     if wanted and index >= there:
         names = ", ".join(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(there))
         raise MachineError(f"--device {setting}: there is no such device; there are {names}")
-    free = memory_free_bytes() / GIB
+    free, bound = memory_free()
+    shared = shared_memory_free_bytes()
+    host = Hardware(
+        device="cpu",
+        device_name=_cpu_name(),
+        cpus=cpu_limit(),
+        memory_free_gib=round(free / GIB, 4),
+        memory_bound=bound,
+        shared_gib=None if shared is None else shared / GIB,
+        open_files=open_file_limit(),
+    )
     if not there or wanted is False:
-        return Hardware("cpu", _cpu_name(), cpu_limit(), round(free, 2))
+        return host
     properties = torch.cuda.get_device_properties(index)
-    return Hardware(
+    return replace(
+        host,
         device=f"cuda:{index}",
         device_name=properties.name,
-        cpus=cpu_limit(),
-        memory_free_gib=round(free, 2),
         gpu_uuid=str(getattr(properties, "uuid", "")) or None,
         gpu_gib=round(properties.total_memory / GIB, 2),
         compute_capability=(properties.major, properties.minor),

@@ -1,14 +1,17 @@
-"""Owns what this process may use of the host: CPUs by affinity and cgroup quota, memory by cgroup limit.
+"""Owns what this process may use of the host: CPUs by affinity and cgroup quota, memory by cgroup limit, shared memory.
 
 Inside a container psutil and os.cpu_count report the host's numbers; the kernel enforces these.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def cpu_limit(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int:
@@ -42,9 +45,14 @@ def disk_free_bytes(folder: Path) -> int:
 
 def memory_free_bytes(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int:
     """Memory that can still be taken: the host's available memory, or what the cgroup's limit leaves, if that is less."""
+    return memory_free(cgroup, own_group)[0]
+
+
+def memory_free(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> tuple[int, str]:
+    """`memory_free_bytes`, and what bounds it: `the host`, or `the cgroup's limit`."""
     import psutil
 
-    free = int(psutil.virtual_memory().available)
+    free, bound = int(psutil.virtual_memory().available), "the host"
     for folder in _folders(cgroup, own_group, "memory"):
         for limit_name, use_name in (
             ("memory.max", "memory.current"),
@@ -53,8 +61,48 @@ def memory_free_bytes(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self
             limit, use = _read(folder / limit_name), _read(folder / use_name)
             if limit is not None and use is not None and limit.isdigit() and use.isdigit() and int(limit) < 1 << 60:
                 # The page cache counts as use but is given back on demand
-                free = min(free, int(limit) - int(use) + _reclaimable(folder))
-    return max(free, 0)
+                left = int(limit) - int(use) + _reclaimable(folder)
+                if left < free:
+                    free, bound = left, "the cgroup's limit"
+    return max(free, 0), bound
+
+
+def oom_kills(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int | None:
+    """How many processes of this cgroup the system has killed for want of memory (`oom_kill` of v2 `memory.events`, of v1
+    `memory.oom_control`); None where the kernel does not say.
+    """
+    for folder in _folders(cgroup, own_group, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            for line in (_read(folder / name) or "").splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill" and value.isdigit():
+                    return int(value)
+    return None
+
+
+def shared_memory_free_bytes(folder: Path = _SHARED_MEMORY) -> int | None:
+    """What may still be written to shared memory, 0 where there is none to use; None where nothing bounds it."""
+    if not _locks_can_be_made():
+        return 0
+    if sys.platform != "linux":
+        return None
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return 0
+    if not os.access(folder, os.W_OK | os.X_OK) or room.f_flag & os.ST_RDONLY:
+        return 0
+    # A tmpfs that was mounted without a bound says so by having no blocks
+    return room.f_bavail * room.f_frsize if room.f_blocks else None
+
+
+def _locks_can_be_made() -> bool:
+    """Whether processes can share a lock, which each queue between them needs and which Linux keeps in /dev/shm as well."""
+    try:
+        multiprocessing.Lock()
+    except (OSError, ImportError):
+        return False
+    return True
 
 
 def _folders(cgroup: Path, own_group: Path, controller: str) -> list[Path]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import MutableMapping
 
 from fasttrain.machine.limits import cpu_limit
+from fasttrain.wording import counted
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -28,8 +29,8 @@ def thread_count(setting: int | str, on_gpu: bool) -> tuple[int, str]:
         return setting, "set in the recipe"
     cpus = cpu_limit()
     if on_gpu:
-        return min(cpus, MOST_THREADS_BESIDE_A_GPU), f"a GPU run needs few; {cpus} CPUs may be used"
-    return cpus, f"{cpus} CPUs may be used, by affinity and cgroup quota"
+        return min(cpus, MOST_THREADS_BESIDE_A_GPU), f"a GPU run needs few; {counted(cpus, 'CPU')} may be used"
+    return cpus, f"{counted(cpus, 'CPU')} may be used, by affinity and cgroup quota"
 
 
 def limit_threads(count: int, environ: MutableMapping[str, str] = os.environ) -> None:

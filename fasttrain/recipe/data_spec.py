@@ -183,6 +183,11 @@ def _check_orientation(codes: str) -> str:
 class DataSpec(Spec):
     """What is trained on, and how it gets to the device.
 
+    `classes` names the values of the label files but for 0, the background. `label_map` (`{255: 1}`) first replaces values of
+    the files, each once and all at the same time, by 0, a class or the ignore label. Voxels of `ignore_label` are neither a class
+    nor background: losses and scores leave them out.
+    Cases with faults are refused, all in one list, or left out (`bad_cases: skip`) once the cases are split, so that the folds
+    stay what they are.
     Batches are made by `workers` processes or threads (`worker_kind`), each `prefetch_factor` batches ahead, wait in pinned
     memory, and are copied on a stream of their own (`copy_stream`) beside the step.
     """
@@ -191,12 +196,15 @@ class DataSpec(Spec):
     source: SourceSpec
     channels: Annotated[tuple[str, ...], Field(min_length=1)]
     classes: Annotated[dict[Int, str], Field(min_length=1)]
+    label_map: dict[Int, Int] = Field(default_factory=dict)
+    ignore_label: Int | None = None
     split: SplitSpec
     orientation: Annotated[str, AfterValidator(_check_orientation)] | None = "RAS"
     spacing: tuple[PositiveFloat, ...] | None = None
     intensity: IntensitySpec
     crop_foreground: ForegroundCrop | None = None
     nan_policy: Literal["refuse", "replace"] = "refuse"
+    bad_cases: Literal["refuse", "skip"] = "refuse"
     storage_dtype: Literal["float32", "float16"] = "float32"
     samples_per_case: PositiveInt = 1
     cache: CacheSpec = CacheSpec()
@@ -213,7 +221,7 @@ class DataSpec(Spec):
 
     @property
     def class_values(self) -> tuple[int, ...]:
-        """Label values of the file by class index; class 0 is the background, value 0."""
+        """Label values by class index, as a label has them after `label_map`; class 0 is the background, value 0."""
         return (0, *sorted(self.classes))
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from fasttrain.recipe.examples import example_in, models_in
 from fasttrain.recipe.names import did_you_mean
 
 Path = tuple[str | int, ...]
@@ -78,8 +79,9 @@ def _sentence(item: Any, path: Path, raw: Any, root: type[BaseModel]) -> str:
         bound = f"at least {least}" if kind == "too_short" else f"at most {most}"
         many = "value" if (least if kind == "too_short" else most) == 1 else "values"
         return f"should have {bound} {many}, found {context['actual_length']}"
-    if kind == "model_type":
-        return f"should hold keys and values, found {_shown(found)}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        example = example_in(_models_at(path, root), found)
+        return f"should hold keys and values{f', such as {dotted(path)}.{example}' if example else ''}, found {_shown(found)}"
     text = item["msg"].replace("Input should be", "should be").replace("a valid tuple", "a list")
     return f"{text[0].lower()}{text[1:]}, found {_shown(found)}"
 
@@ -110,6 +112,15 @@ def fields_at(path: Path, raw: Any, root: type[BaseModel]) -> list[str]:
             return []
         model = _model_of(model.model_fields[str(key)].annotation, node)
     return list(model.model_fields) if model is not None else []
+
+
+def _models_at(path: Path, root: type[BaseModel]) -> list[type[BaseModel]]:
+    """The classes that the section at `path` can be; [] for one that is a table of the user's own keys."""
+    models = [root]
+    for key in path:
+        fields = [model.model_fields[str(key)] for model in models if str(key) in model.model_fields]
+        models = [model for field in fields for model in models_in(field.annotation)]
+    return models
 
 
 def _model_of(annotation: Any, node: Any) -> type[BaseModel] | None:

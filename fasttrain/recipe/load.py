@@ -17,6 +17,7 @@ from fasttrain.recipe.bundled import SUFFIXES, bundled_recipes
 from fasttrain.recipe.faults import dotted, sentences
 from fasttrain.recipe.names import did_you_mean
 from fasttrain.recipe.recipe import Recipe, faults_across
+from fasttrain.wording import counted
 
 Keys = tuple[str | int, ...]
 
@@ -143,6 +144,10 @@ def _note_origins(value: Any, path: Keys, origin: str, origins: dict[Keys, str])
             _note_origins(item, (*path, key), origin, origins)
 
 
+_WHOLE = (("data", "classes"), ("data", "label_map"))
+"""Tables whose keys are the user's: laid over each other they would mix two sets of labels."""
+
+
 def _merge(base: dict[Any, Any], over: dict[Any, Any], path: Keys, origin: str, origins: dict[Keys, str]) -> None:
     """Lays `over` on `base`; a section whose `kind` changes is replaced whole, since its keys mean nothing to another, and so are
     the `arguments` of a network of another `name`.
@@ -153,7 +158,7 @@ def _merge(base: dict[Any, Any], over: dict[Any, Any], path: Keys, origin: str, 
         same_kind = (
             isinstance(value, dict) and isinstance(old, dict) and value.get("kind", old.get("kind")) == old.get("kind")
         )
-        if same_kind and not (renamed and key == "arguments") and (*path, key) != ("data", "classes"):
+        if same_kind and not (renamed and key == "arguments") and (*path, key) not in _WHOLE:
             _merge(base[key], value, (*path, key), origin, origins)
         else:
             base[key] = copy.deepcopy(value)
@@ -225,7 +230,7 @@ def _assign(raw: dict[str, Any], origins: dict[Keys, str], keys: Keys, value: An
 
 def _no_such_place(keys: Keys, depth: int, values: list[Any]) -> RecipeError:
     return RecipeError(
-        f"--set {dotted(keys)}: {dotted(keys[:depth])} is a list of {len(values)} values, the first of them [0]"
+        f"--set {dotted(keys)}: {dotted(keys[:depth])} is a list of {counted(len(values), 'value')}, the first of them [0]"
     )
 
 

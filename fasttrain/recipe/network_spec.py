@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from fasttrain.recipe.spec import Float, NonNegativeInt, PositiveInt, Spec
+from fasttrain.wording import counted
 
 Fault = tuple[tuple[str | int, ...], str]
 """A path and the sentence that says what is wrong there; within this module the path begins below `network`."""
@@ -25,7 +26,7 @@ def per_axis(value: PerAxis, dimensions: int) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * dimensions
     if len(value) != dimensions:
-        raise ValueError(f"{list(value)} has {len(value)} values for {dimensions} axes")
+        raise ValueError(f"{list(value)} has {counted(len(value), 'value')} for the {dimensions} axes of patch.size")
     return tuple(value)
 
 
@@ -41,7 +42,8 @@ def _faults_of_strides(features: tuple[int, ...], strides: tuple[PerAxis, ...], 
     if len(strides) != levels - 1:
         yield (
             ("strides",),
-            f"has {len(strides)} entries for {levels} features; {levels - 1} are needed, one between each two",
+            f"has {counted(len(strides), 'entry', 'entries')} for {levels} features; "
+            f"{levels - 1} are needed, one between each two",
         )
     for index, stride in enumerate(strides):
         yield from _faults_per_axis(("strides", index), stride, dimensions)
@@ -100,7 +102,7 @@ class DynUNetSpec(Spec):
         if self.deep_supervision > levels - 2:
             yield (
                 ("deep_supervision",),
-                f"{self.deep_supervision} heads, but {levels} stages have room for {max(levels - 2, 0)}",
+                f"{counted(self.deep_supervision, 'head')}, but {levels} stages have room for {max(levels - 2, 0)}",
             )
         if not wrong_kernels and not any(len(path) > 1 for path, _ in wrong):
             yield from self._faults_of_kernels(dimensions)
@@ -145,7 +147,8 @@ class SegResNetSpec(Spec):
         if len(self.blocks_up) != stages - 1:
             yield (
                 ("blocks_up",),
-                f"has {len(self.blocks_up)} entries for {stages} stages; {stages - 1} are needed, one between each two",
+                f"has {counted(len(self.blocks_up), 'entry', 'entries')} for {stages} stages; "
+                f"{stages - 1} are needed, one between each two",
             )
         if self.norm == "group" and filters % SEGRESNET_GROUPS:
             yield (

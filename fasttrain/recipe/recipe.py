@@ -7,6 +7,7 @@ from typing import Literal
 
 from fasttrain.recipe.augment_spec import AugmentSpec
 from fasttrain.recipe.data_spec import (
+    CacheSpec,
     DataSpec,
     KFoldSplit,
     PatchSpec,
@@ -16,7 +17,7 @@ from fasttrain.recipe.data_spec import (
 )
 from fasttrain.recipe.network_spec import Fault, MonaiNetworkSpec, NetworkSpec
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
-from fasttrain.recipe.spec import FolderName, Spec
+from fasttrain.recipe.spec import MOST, FolderName, Spec
 from fasttrain.recipe.training_spec import (
     AccelerationSpec,
     LossSpec,
@@ -25,6 +26,7 @@ from fasttrain.recipe.training_spec import (
     SGDSpec,
     TrainingSpec,
 )
+from fasttrain.wording import counted
 
 
 class Recipe(Spec):
@@ -63,6 +65,7 @@ class Recipe(Spec):
 def faults_across(recipe: Recipe) -> Iterator[Fault]:
     """What is wrong in a recipe whose every section is right by itself."""
     yield from _faults_of_data(recipe)
+    yield from _faults_of_labels(recipe.data)
     yield from _faults_of_network(recipe)
     yield from _faults_of_loss(recipe)
     yield from _faults_of_axes(recipe)
@@ -78,15 +81,81 @@ def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
     if len(set(data.classes.values())) != len(data.classes):
         yield ("data", "classes"), "two classes have the same name"
     if data.spacing is not None and len(data.spacing) != dimensions:
-        yield ("data", "spacing"), f"has {len(data.spacing)} values, but the patch has {dimensions} axes"
+        yield (
+            ("data", "spacing"),
+            f"has {counted(len(data.spacing), 'value')}, but patch.size has {dimensions}, {list(recipe.patch.size)}; give "
+            "both as many",
+        )
     intensity = data.intensity
     if isinstance(intensity, WindowIntensity | PercentileIntensity) and intensity.low >= intensity.high:
         yield ("data", "intensity", "low"), f"{intensity.low:g} is not below high, {intensity.high:g}"
     split = data.split
     if isinstance(split, KFoldSplit) and split.fold >= split.folds:
         yield ("data", "split", "fold"), f"{split.fold} is not one of the folds 0 to {split.folds - 1}"
+    for key, default in _SMART_ALONE.items():
+        if data.cache.kind != "smart" and getattr(data.cache, key) != default:
+            yield (
+                ("data", "cache", key),
+                f"is for data.cache.kind: smart, and the kind is {data.cache.kind}; set that, or leave this out",
+            )
     if isinstance(data.source, PhantomSource) and (len(data.channels) != 1 or data.classes.keys() != {1, 2}):
         yield ("data", "source"), "phantoms have one channel and the label values 1 and 2"
+
+
+_SMART_ALONE = {
+    key: CacheSpec.model_fields[key].default for key in ("cache_share", "cache_cases", "replace_rate", "shuffle_seed")
+}
+"""What no other cache looks at, with the value that it has where nobody set it."""
+
+_LARGEST_CLASSES = 254
+"""With an ignore label, whose voxels are the index 255."""
+
+
+def _faults_of_labels(data: DataSpec) -> Iterator[Fault]:
+    """What `data.label_map` and `data.ignore_label` make of the declared values."""
+    values, ignored = data.class_values, data.ignore_label
+    for source, target in data.label_map.items():
+        place = ("data", "label_map", source)
+        if abs(source) > MOST:
+            yield place, f"label values lie between -{MOST:,} and {MOST:,}"
+        if target not in values and target != ignored:
+            yield (
+                place,
+                f"maps to {target}, which is neither 0, nor one of data.classes, nor data.ignore_label; map to one of these, or "
+                "declare it",
+            )
+    if ignored is not None:
+        yield from _faults_of_ignored(data, ignored)
+    # Only then would a class of the recipe be in no label: each value is replaced once, so 1: 2 and 2: 1 swap two classes
+    reached = set(data.label_map.values()) | (set(values) - set(data.label_map))
+    for value in values:
+        if value not in reached:
+            name = f"class {value} ({data.classes[value]})" if value else "the background, 0,"
+            yield (
+                ("data", "label_map", value),
+                f"makes {data.label_map[value]} of every {value} and nothing becomes {value}, so {name} could never occur; take "
+                f"{'it out of data.classes, or map another value to it' if value else 'this out, or map another value to 0'}",
+            )
+
+
+def _faults_of_ignored(data: DataSpec, ignored: int) -> Iterator[Fault]:
+    place = ("data", "ignore_label")
+    if ignored == 0:
+        yield place, "0 is the background, which is trained and scored; name another value, or null"
+    elif ignored in data.classes:
+        yield (
+            place,
+            f"{ignored} is the class {data.classes[ignored]}; take it out of data.classes, or name another value",
+        )
+    if ignored in data.label_map:
+        yield (
+            place,
+            f"data.label_map replaces {ignored} by {data.label_map[ignored]} before it is looked at; take one of the two out",
+        )
+    if abs(ignored) > MOST:
+        yield place, f"label values lie between -{MOST:,} and {MOST:,}, found {ignored}"
+    if len(data.classes) > _LARGEST_CLASSES:
+        yield place, f"leaves room for {_LARGEST_CLASSES} classes, but data.classes has {len(data.classes)}"
 
 
 def _faults_of_network(recipe: Recipe) -> Iterator[Fault]:
@@ -100,21 +169,22 @@ def _faults_of_network(recipe: Recipe) -> Iterator[Fault]:
     factors = network.downsampling(dimensions)
     yield from _faults_of_patch(recipe.patch.size, factors)
     if not isinstance(network, MonaiNetworkSpec) and recipe.patch.size == factors:
-        yield from _faults_of_norm(network.norm, recipe.training.batch_size)
+        yield from _faults_of_norm(network.norm, recipe.training.batch_size, factors)
 
 
-def _faults_of_norm(norm: str, batch_size: int) -> Iterator[Fault]:
+def _faults_of_norm(norm: str, batch_size: int, factors: tuple[int, ...]) -> Iterator[Fault]:
     """torch refuses to normalise a single value, and the lowest stage has one voxel a patch."""
+    larger = f"use a larger patch, such as {[2 * factor for factor in factors]}"
     if norm == "instance":
         yield (
             ("patch", "size"),
-            "leaves one voxel at the lowest stage, too few for network.norm: instance; use a larger patch",
+            f"leaves one voxel at the lowest stage, too few for network.norm: instance; {larger}",
         )
     if norm == "batch" and batch_size == 1:
         yield (
             ("patch", "size"),
             "leaves one voxel at the lowest stage, too few for network.norm: batch with a training.batch_size of 1; "
-            "use a larger patch or batch",
+            f"{larger}, or a larger batch",
         )
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fasttrain.errors import RecipeError
+from fasttrain.recipe.examples import models_in
 from fasttrain.recipe.names import did_you_mean
 from fasttrain.recipe.recipe import Recipe
 from fasttrain.recipe.spec import MOST
@@ -66,7 +67,7 @@ def _sections_of(model: type[BaseModel], path: str) -> Iterator[Section]:
     below: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         inner = f"{path}.{name}" if path else name
-        models = list(_models_in(field.annotation))
+        models = list(models_in(field.annotation))
         if not models:
             keys.append(Key(inner, _takes(field.annotation, field.metadata), _default(field)))
         elif len(models) == 1:
@@ -81,14 +82,6 @@ def _sections_of(model: type[BaseModel], path: str) -> Iterator[Section]:
 
 def _kind(model: type[BaseModel]) -> str:
     return str(typing.get_args(model.model_fields["kind"].annotation)[0])
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
-        for part in typing.get_args(annotation):
-            yield from _models_in(part)
 
 
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from fasttrain.recipe.spec import Float, NonNegativeInt, PositiveInt, Spec
+from fasttrain.recipe.spec import Float, NonNegativeInt, OrOff, PositiveInt, Spec
 
 
 class WindowSpec(Spec):
@@ -76,5 +76,5 @@ class OutputSpec(Spec):
     keep: PositiveInt = 3
     log_every: PositiveInt = 10
     plots: bool = True
-    pictures: Literal["last", "best", "off"] = "last"
+    pictures: Annotated[Literal["last", "best", "off"], OrOff] = "last"
     tensorboard: bool = False

@@ -14,12 +14,21 @@ class Spec(BaseModel):
 
 
 def _as_switch(value: object) -> object:
-    """`true`/`false` and `on`/`off` mean the same: YAML 1.2 reads the first pair as booleans and the second as strings."""
-    if value is True:
-        return "on"
-    if value is False:
-        return "off"
-    return value
+    """`true`/`false`, `yes`/`no` and `on`/`off` mean the same, as they do where a key is a plain boolean.
+
+    YAML 1.2 reads the first pair as booleans and the others as strings.
+    """
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _SPELLINGS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+_SPELLINGS = {"yes": "on", "true": "on", "on": "on", "no": "off", "false": "off", "off": "off"}
+
+
+def _as_off(value: object) -> object:
+    """For a choice that can be `off` but not simply `on`."""
+    return "off" if _as_switch(value) == "off" else value
 
 
 def _as_folder_name(value: str) -> str:
@@ -37,6 +46,8 @@ def _no_switch(value: object) -> object:
 
 FolderName = Annotated[str, AfterValidator(_as_folder_name)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_switch)]
+OrOff = BeforeValidator(_as_off)
+"""For a choice among names and `off`: the other spellings of `off` are taken too."""
 Int = Annotated[int, BeforeValidator(_no_switch)]
 Float = Annotated[float, BeforeValidator(_no_switch)]
 Probability = Annotated[Float, Field(ge=0.0, le=1.0)]

@@ -10,6 +10,7 @@ from fasttrain.recipe.spec import (
     Float,
     Int,
     NonNegativeFloat,
+    OrOff,
     PositiveFloat,
     PositiveInt,
     Probability,
@@ -258,7 +259,7 @@ class AccelerationSpec(Spec):
     `fused_optimizer` updates all weights in one kernel. `expandable_segments` lets the GPU's allocator grow its blocks.
     """
 
-    amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
+    amp: Annotated[Literal["auto", "bf16", "fp16", "off"], OrOff] = "auto"
     channels_last: Switch = "auto"
     tf32: Switch = "auto"
     compile: Switch = "auto"

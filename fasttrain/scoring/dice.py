@@ -6,17 +6,18 @@ import torch
 from torch import Tensor
 
 
-def dice_by_class(prediction: Tensor, label: Tensor, class_count: int) -> tuple[float | None, ...]:
+def dice_by_class(prediction: Tensor, label: Tensor, class_count: int, ignored: int = 0) -> tuple[float | None, ...]:
     """Dice, 2·|A∩B| / (|A|+|B|), of every class index from 0 (the background) on.
 
     None for a class in neither volume (not counted); 0 for one that is in the prediction alone or in the label alone.
     Both are uint8 [*spatial], on one device. The values are those of `monai.metrics.compute_dice`, from a joint
     histogram in place of one-hot volumes: exact counts, one pass, one wait for the device. Raises ValueError where
-    the shapes differ or an index is not below `class_count`.
+    the shapes differ or an index is not below `class_count`. `ignored` voxels are 0 in both and count nowhere.
     """
     if prediction.shape != label.shape:
         raise ValueError(f"prediction {tuple(prediction.shape)} and label {tuple(label.shape)} differ in shape")
     joint = _joint_histogram(prediction, label, class_count)
+    joint[0][0] -= ignored
     predicted, expected = [sum(row) for row in joint], [sum(column) for column in zip(*joint, strict=True)]
     if predicted[class_count] or expected[class_count]:
         raise ValueError(

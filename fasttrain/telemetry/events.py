@@ -20,15 +20,23 @@ class RunStarted:
     decisions: tuple[tuple[str, str, str], ...] = ()
     """(name, value, reason) of each decision of the plan."""
     resumed_step: int | None = None
+    skipped_cases: tuple[str, ...] = ()
+    """Names of the faulty cases that `data.bad_cases: skip` left out."""
+    outline: str = ""
+    """Network, parameters, loss, optimiser and schedule in a few words."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Work outside the training loop: reading and caching cases, validating, plotting. `done` of `total` items."""
+    """Work outside the training loop: reading and caching cases, validating, plotting. `done` of `total` items.
+
+    `within`: how far the item under way has come, where it takes long by itself, such as `case_7, 12 of 96 windows`.
+    """
 
     what: str
     done: int
     total: int
+    within: str = ""
 
 
 @dataclass(frozen=True)

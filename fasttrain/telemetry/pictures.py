@@ -31,6 +31,8 @@ _UPWARDS = {1: "A", 2: "S"}
 
 _BRIGHT = "ff3b30 34c759 0a84ff ffd60a ff2dd4 00e5ff ff9500 b388ff"
 _TONES = ((0.4, 1.0), (1.0, 1.0), (1.0, 0.6), (0.65, 0.8))
+_VEIL = (0.55, 0.55, 0.55, 0.6)
+"""Over ignored pixels; grey is no class's colour."""
 _LEGEND_CLASSES = 24
 _NAME_BYTES = 120
 
@@ -40,7 +42,7 @@ class Plane:
     """One slice of a case: `image` [a, b] float, `label` and `prediction` [a, b] uint8 class indices.
 
     `spacing_mm` is the pixel size along a and b; `toward` the side of the patient, one of R L A P S I, to which the index
-    of a and of b grows.
+    of a and of b grows. `ignored` [a, b] bool: pixels that are not judged, whatever `label` says there.
     """
 
     image: np.ndarray
@@ -48,6 +50,7 @@ class Plane:
     prediction: np.ndarray
     spacing_mm: tuple[float, float]
     toward: tuple[str, str]
+    ignored: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,15 +125,15 @@ def grey_window(planes: Sequence[Plane]) -> tuple[float, float]:
 
 def upright(plane: Plane) -> Plane:
     """The same plane as it is shown: `a` runs to the right (towards L or P), `b` upwards (towards A or S)."""
-    arrays = [plane.image, plane.label, plane.prediction]
+    arrays = [plane.image, plane.label, plane.prediction, *([] if plane.ignored is None else [plane.ignored])]
     spacing, toward = plane.spacing_mm, plane.toward
     if _WORLD[toward[0]] > _WORLD[toward[1]]:
         arrays = [array.T for array in arrays]
         spacing, toward = spacing[::-1], toward[::-1]
     wanted = _RIGHTWARDS[_WORLD[toward[0]]], _UPWARDS[_WORLD[toward[1]]]
     flips = tuple(axis for axis in (0, 1) if toward[axis] != wanted[axis])
-    image, label, prediction = (np.flip(array, flips) for array in arrays)
-    return Plane(image, label, prediction, spacing, wanted)
+    image, label, prediction, *ignored = (np.flip(array, flips) for array in arrays)
+    return Plane(image, label, prediction, spacing, wanted, ignored[0] if ignored else None)
 
 
 def draw_case(picture: CasePicture) -> Figure:
@@ -142,7 +145,7 @@ def draw_case(picture: CasePicture) -> Figure:
     heights = [plane.image.shape[1] * plane.spacing_mm[1] for plane in planes]
     shown = _classes_shown(picture)
     columns = 4 if len(planes) > 1 else 2
-    rows = -(-(min(len(shown), _LEGEND_CLASSES) + 2) // columns)
+    rows = -(-(min(len(shown), _LEGEND_CLASSES) + 2 + _hides(picture)) // columns)
     width = 12.0 if len(planes) > 1 else 6.0
     # A slice of a single voxel row is still seen, and a column of them does not make a picture yards high
     ratios = [max(one, 0.05 * max(widths)) for one in widths]
@@ -163,9 +166,12 @@ def _draw_plane(axes: Axes, plane: Plane, window: tuple[float, float], colours: 
     axes.imshow(plane.image.T, cmap="gray", vmin=window[0], vmax=window[1], **place)
     tints = np.array([(0.0, 0.0, 0.0, 0.0), *((*colour, 0.3) for colour in colours)])
     axes.imshow(tints[plane.prediction.T], **place)
+    hidden = np.zeros(plane.label.shape, dtype=bool) if plane.ignored is None else plane.ignored
+    if hidden.any():
+        axes.imshow(np.where(hidden.T[..., None], _VEIL, 0.0), **place)
     for index, colour in enumerate(colours, start=1):
         _outline(axes, plane.prediction == index, plane.spacing_mm, colour, "dashed")
-        _outline(axes, plane.label == index, plane.spacing_mm, colour, "solid")
+        _outline(axes, (plane.label == index) & ~hidden, plane.spacing_mm, colour, "solid")
     axes.set_xlim(0.0, width)
     axes.set_ylim(0.0, height)
     axes.set_aspect("equal")
@@ -212,6 +218,10 @@ def _classes_shown(picture: CasePicture) -> list[int]:
     return [index for index in everything if picture.dice[index] is not None]
 
 
+def _hides(picture: CasePicture) -> bool:
+    return any(plane.ignored is not None and bool(plane.ignored.any()) for plane in picture.planes)
+
+
 def _add_legend(
     figure: Figure, picture: CasePicture, shown: Sequence[int], colours: Sequence[Colour], columns: int
 ) -> None:
@@ -225,6 +235,9 @@ def _add_legend(
     more = len(shown) - len(labels)
     handles += [Line2D([], [], color="black"), Line2D([], [], color="black", linestyle="dashed")]
     labels += ["label", "prediction (filled)" + (f"; {more} more classes" if more else "")]
+    if _hides(picture):
+        handles.append(Patch(color=_VEIL))
+        labels.append("ignored")
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -14,8 +14,9 @@ import psutil
 import pytest
 import torch
 
+from fasttrain.augment import Chances
 from fasttrain.batches import LoaderSource, Loading, Order, ended_worker
-from fasttrain.batches.crop import cut, draw_corner
+from fasttrain.batches.crop import CaseCentres, CentreTables, cut
 from fasttrain.batches.patch_maker import PatchMaker
 from fasttrain.errors import MachineError
 from fasttrain.samples import Grid, Sample
@@ -95,6 +96,26 @@ def test_the_stream_of_patches_does_not_depend_on_the_batch_size(tiny) -> None:
         assert torch.equal(torch.cat([part[1] for part in parts]), label)
 
 
+def test_what_is_drawn_from_the_tables_of_all_cases_is_what_is_made(tiny) -> None:
+    """What a source needs that has all volumes at hand and cuts by itself."""
+    more = {"augment__rotate": {"probability": 0.5}, "augment__noise": {"probability": 0.5}, "patch__foreground": 0.5}
+    made, cases = maker(tiny, 12, samples_per_case=2, **more)
+    tables = CentreTables(CaseCentres.of(sample) for sample in cases.samples)
+    for first in (0, 12, 7):
+        raw, drawn = made.make(first), made.draw(first, tables)
+        assert drawn.positions == raw.positions == tuple(range(first, first + 12))
+        assert [f"case_{case}" for case in drawn.cases] == list(raw.names)
+        for row, (case, corner) in enumerate(zip(drawn.cases, drawn.corners.tolist(), strict=True)):
+            assert torch.equal(cut(cases.samples[case].image, corner, (16, 16, 16)), raw.image[row])
+        assert raw.draws.keys() == drawn.draws.keys() == {"rotate", "noise"}
+        for name, draw in raw.draws.items():
+            assert all(torch.equal(draw[key], drawn.draws[name][key]) for key in draw)
+    assert cases.looked_up  # by `make` alone
+    looked_up = len(cases.looked_up)
+    made.draw(0, tables)
+    assert len(cases.looked_up) == looked_up
+
+
 def test_patches_of_one_case_look_it_up_once(tiny) -> None:
     made, cases = maker(tiny, 12, samples_per_case=4)
     raw = made.make(0)
@@ -123,13 +144,14 @@ def test_a_foreground_voxel_is_at_the_centre_for_its_share_of_patches(tiny) -> N
     sample = Sample("case", torch.zeros(1, *shape), label, (centres,), None, grid, grid)
     patch = tiny(patch__foreground=0.4).recipe.patch
     count = 2000
-    found = [draw_corner(sample, patch, torch.Generator().manual_seed(seed)) for seed in range(count)]
+    tables = CentreTables((CaseCentres.of(sample),))
+    found = tables.corners([0] * count, patch, Chances(0, torch.arange(count))).tolist()
     share = sum(int(cut(label, corner, patch.size)[0, 8, 8, 8]) for corner in found) / count
     assert share == pytest.approx(0.4, abs=0.03)
 
 
 def workers_of(source: LoaderSource) -> list[psutil.Process]:
-    return [psutil.Process(process.pid) for process in source._loader._workers]
+    return [psutil.Process(process.pid) for process in source._loader.processes]
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -189,7 +211,7 @@ PARENT = """
     recipe = load_recipe("demo", TINY).recipe
     source = LoaderSource(recipe, Made(), Order(3, 1, 0), torch.device("cpu"), Loading(2))
     next(source.batches(0))
-    print(*[process.pid for process in source._loader._workers], flush=True)
+    print(*[process.pid for process in source._loader.processes], flush=True)
     time.sleep(60)
 """
 

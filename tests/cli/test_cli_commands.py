@@ -17,9 +17,9 @@ from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, DataError, StorageError
 from fasttrain.recipe import bundled_recipes, resolve
 
 COMMANDS = [
-    [], ["train"], ["resume"], ["evaluate"], ["predict"],
+    [], ["train"], ["resume"], ["check"], ["evaluate"], ["predict"],
     ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
-    ["data"], ["data", "fetch"],
+    ["data"], ["data", "fetch"], ["data", "cache"],
     ["recipes", "suggest"],
 ]  # fmt: skip
 
@@ -67,6 +67,11 @@ def test_every_command_has_help(call, command: list[str], flag: str) -> None:
     assert answer.code == 0
     assert answer.out.startswith(f"Usage: {' '.join(['fasttrain', *command])}")
     assert answer.err == ""
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in ([], ["recipes"], ["data"])], ids=" ".join)
+def test_the_help_of_every_command_names_debug(call, command: list[str]) -> None:
+    assert "Add --debug for a traceback." in call(*command, "--help").out
 
 
 def test_the_list_of_commands_here_is_whole() -> None:
@@ -183,6 +188,19 @@ def test_a_dry_run_shows_the_plan_and_its_json_parses(call, tmp_path: Path, phan
     assert document["recipe"] == "demo"
     assert len(document["cases"]["training"]) == 4
     assert not (tmp_path / "runs").exists()
+    assert f"network  {document['outline']}" in answer.out
+    assert document["parameters"] > 100_000
+    assert "measuring" not in answer.err
+
+
+def test_a_dry_run_that_measures_says_so_first(call, phantoms: Path) -> None:
+    small = ["data.source.cases=6", "data.split.validation=2", "patch.size=[16,16,16]", "network.features=[4,8,8,8]"]
+    sets = [part for text in small for part in ("-s", text)]
+    answer = call("train", "-r", "demo", "--data", phantoms, "--device", "cpu", "--dry-run", *sets)
+    assert answer.code == 0, answer.err
+    assert "measuring a training step in 4 ways on " in answer.err
+    assert "16×16×16, 1 channel, 3 classes with background" in answer.out
+    assert "1 pass a step" in answer.out
 
 
 def test_a_run_that_is_not_one_is_refused_by_those_that_use_it(call, tmp_path: Path) -> None:

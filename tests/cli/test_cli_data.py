@@ -58,13 +58,14 @@ def test_where_the_recipes_look(fetch, archive: Path, tmp_path: Path, monkeypatc
     code, out, err = fetch("heart", *origin(archive))
     assert (code, out) == (0, f"{here}\n")
     assert (here / "dataset.json").is_file()
-    assert "Task02_Heart: 1 cases with and 0 without a label" in err
+    assert "Task02_Heart: 1 case with and 0 without a label" in err
     assert "CC BY-SA 4.0" in err
     monkeypatch.setenv("FASTTRAIN_DATA", str(tmp_path / "sets"))
     assert fetch("heart", *origin(archive))[:2] == (0, f"{tmp_path / 'sets' / 'heart'}\n")
     code, out, err = fetch("heart", "--to", tmp_path / "given", *origin(archive))
     assert (code, out) == (0, f"{tmp_path / 'given'}\n")
-    assert f"--data {tmp_path / 'given'}" in err
+    assert f"fasttrain recipes suggest --data {tmp_path / 'given'} --name heart" in err
+    assert f"fasttrain train --recipe heart.yaml --data {tmp_path / 'given'}" in err
 
 
 def test_a_train_that_lacks_its_data_names_the_command_that_mends_it(

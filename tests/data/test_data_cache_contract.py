@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_checks import RECIPE, assert_same, assert_true, write_cases
+from cache_checks import RECIPE, assert_same, assert_true, opened_with_lines, write_cases
+from data_builders import make_recipe
 from torch.utils.data import DataLoader, Dataset
 
-from fasttrain.data.caches import CACHES, open_case_source
+from fasttrain.data.caches import CACHES, SmartCache, open_case_source
+from fasttrain.data.caches.keys import settings_digest
+from fasttrain.data.caches.storing import MIB
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError
 from fasttrain.samples import Case, CaseSource, Sample
@@ -85,7 +88,8 @@ def test_close_gives_back_threads_and_files(cases: tuple[Case, ...], kind: str, 
     open_case_source(kind, cases, Preprocess(RECIPE), 3, folder=tmp_path).close()
     before = _settled()
     source = open_case_source(kind, cases, Preprocess(RECIPE), 3, folder=tmp_path)
-    assert _settled() == before  # open, it holds no descriptor a case either
+    # Open, it holds no descriptor a case: none at all, and lmdb the one of its lock
+    assert _settled() == (before[0], before[1] + (kind == "lmdb"))
     source.close()
     source.close()
     assert _settled() == before
@@ -129,8 +133,58 @@ def test_a_case_in_the_cache_is_not_read_and_all_others_are_judged_together(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_written_into_the_data_folder(kind: str, tmp_path: Path) -> None:
-    cases = write_cases(tmp_path / "data", 3)
-    before = sorted((tmp_path / "data").rglob("*"))
-    open_case_source(kind, cases, Preprocess(RECIPE), 2, folder=tmp_path / "cache").close()
-    assert sorted((tmp_path / "data").rglob("*")) == before
+    data = tmp_path / "data"
+    cases = write_cases(data, 3)
+    places = [data, *sorted(data.rglob("*"))]
+    for place in reversed(places):
+        place.chmod(0o555 if place.is_dir() else 0o444)  # root may write all the same: the times tell
+    before = _state(data)
+    try:
+        for _ in ("cold", "warm"):
+            source = open_case_source(kind, cases, Preprocess(RECIPE), 2, folder=tmp_path / "cache")
+            for index in range(len(source)):
+                source[index]
+            source.close()
+        assert _state(data) == before
+    finally:
+        for place in places:
+            place.chmod(0o755)
     assert (tmp_path / "cache").exists() == (kind in ("disk", "lmdb"))
+
+
+def _state(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Every file and folder with its size, time of last change and time of last change of what is known of it."""
+    seen = [(str(path), path.lstat()) for path in (folder, *sorted(folder.rglob("*")))]
+    return [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in seen]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_volumes_take_is_told(cases: tuple[Case, ...], kind: str, tmp_path: Path) -> None:
+    preprocess = Preprocess(RECIPE)
+    source, lines, _ = opened_with_lines(kind, cases, preprocess, tmp_path)
+    samples = [source[index] for index in (source.held if isinstance(source, SmartCache) else range(len(source)))]
+    kept = sum(bytes_of(sample) for sample in samples)
+    full = kept + sum(2 * sample.image.numel() for sample in samples)
+    sizes = f"{kept / MIB:.1f} MiB; {full / MIB:.1f} MiB as float32"
+    assert (
+        lines
+        == {
+            "none": [],
+            "memory": [f"memory cache: 5 cases, {sizes}"],
+            "smart": [f"smart cache: 2 of 5 cases in memory, {sizes}"],
+            "disk": [
+                f"disk cache {tmp_path}/disk/{settings_digest(preprocess)}: 0 of 5 cases were there (0%), {sizes}"
+            ],
+            "lmdb": [
+                f"lmdb cache {tmp_path}/lmdb/{settings_digest(preprocess)}: 0 of 5 cases were there (0%), {sizes}"
+            ],
+        }[kind]
+    )
+    source.close()
+    plain = Preprocess(make_recipe(**{**RECIPE.data.model_dump(), "storage_dtype": "float32"}))
+    assert not any("float32" in line for line in opened_with_lines(kind, cases, plain, tmp_path)[1])
+
+
+def bytes_of(sample: Sample) -> int:
+    tensors = [sample.image, sample.label, *sample.centres, sample.background_centres]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

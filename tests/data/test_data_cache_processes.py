@@ -126,6 +126,47 @@ def test_processes_that_fill_one_cache_at_once_agree(kind: str, tmp_path: Path) 
     assert list(tmp_path.rglob("*.part")) == []
 
 
+_BESIDE_ANOTHER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from cache_checks import RECIPE, assert_true, write_cases
+from fasttrain.data.caches import open_case_source
+from fasttrain.data.preprocess import Preprocess
+from fasttrain.samples import Case
+names = [f"case ü{{index}}.nii" for index in range(12)]
+root = Path({root!r}) / "set"
+cases = tuple(Case(name[:-4], (root / "images" / name,), root / "labels" / name) for name in names)
+print("ready", flush=True)
+sys.stdin.readline()
+for kind in ("disk", "lmdb"):
+    assert_true(open_case_source(kind, cases, Preprocess(RECIPE), 2, folder=Path({root!r}) / "cache"), cases, Preprocess(RECIPE))
+"""
+
+
+def test_two_programs_that_begin_at_once_fill_one_cache(tmp_path: Path) -> None:
+    cases = write_cases(tmp_path / "set", 12)
+    program = _BESIDE_ANOTHER.format(tests=str(Path(__file__).parent), root=str(tmp_path))
+    command = [sys.executable, "-c", program]
+    checkout = Path(__file__).resolve().parents[2]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(command, cwd=checkout, text=True, **pipes) for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in both:
+        _, fault = process.communicate(timeout=120)
+        assert process.returncode == 0, fault
+    for kind in STORED:
+        source, lines, warnings = opened_with_lines(kind, cases, Preprocess(RECIPE), tmp_path / "cache")
+        assert "12 of 12" in lines[0]
+        assert warnings == []
+        assert_true(source, cases, Preprocess(RECIPE))
+    assert list(tmp_path.rglob("*.part")) == []
+
+
 @pytest.mark.parametrize("kind", STORED)
 def test_a_fill_killed_at_random_ten_times_leaves_the_truth(kind: str, tmp_path: Path) -> None:
     cases = write_cases(tmp_path / "set", 12, shape=(40, 40, 40))

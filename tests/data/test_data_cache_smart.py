@@ -174,13 +174,14 @@ def test_a_case_that_vanishes_is_named_when_its_epoch_opens(tmp_path: Path) -> N
     source.close()
 
 
-def test_all_cases_are_checked_before_the_first_epoch(cases: tuple[Case, ...], tmp_path: Path) -> None:
+def test_all_faults_of_the_first_window_come_in_one_error(cases: tuple[Case, ...], tmp_path: Path) -> None:
     cut = tmp_path / "cut.nii"
     cut.write_bytes(cases[0].images[0].read_bytes()[:-40])
-    bad = (Case("in the window", (cut,), None), *cases, Case("far from it", (cut,), None))
+    preprocess = Counting(EXAMPLE)
     with pytest.raises(DataError) as caught:
-        opened(bad, Counting(EXAMPLE))
+        opened((Case("a", (cut,), None), Case("b", (cut,), None), *cases), preprocess)
     assert len(caught.value.faults) == 2
+    assert sorted(preprocess.made) == ["a", "b", cases[0].name, cases[1].name]  # and no case outside the window is read
 
 
 def test_a_forked_worker_reads_from_the_window_and_what_is_outside_is_right_too(cases: tuple[Case, ...]) -> None:

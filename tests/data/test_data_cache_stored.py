@@ -43,7 +43,7 @@ def test_an_unchanged_rerun_finds_all_and_says_so(cases: tuple[Case, ...], kind:
     _, cold, _ = opened_with_lines(kind, cases, Preprocess(RECIPE), tmp_path / "cache")
     source, warm, warnings = opened_with_lines(kind, cases, Preprocess(RECIPE), tmp_path / "cache")
     assert "0 of 4 cases were there" in cold[0]
-    assert ALL_THERE in warm[0]
+    assert f"{ALL_THERE} (100%), " in warm[0]
     assert str(tmp_path / "cache") in warm[0]
     assert warnings == []
     assert_true(source, cases, Preprocess(RECIPE))

@@ -138,7 +138,7 @@ def test_folders_and_files_beside_the_set(tmp_path: Path) -> None:
         (set_archive({**FILES, "dataset.json": b"{}"}), "lists no case"),
         (set_archive({**FILES, "dataset.json": b'{"training": [3]}'}), r"training\[0\]"),
         (set_archive({name: blob for name, blob in FILES.items() if "case_001" not in name}), "lists 2 files"),
-        (set_archive({**FILES, "labelsTr/case_002.nii.gz": b""}), "lists 1 files that are missing or empty"),
+        (set_archive({**FILES, "labelsTr/case_002.nii.gz": b""}), "lists 1 file that is missing or empty"),
         (set_archive(FILES, more=[("Task09_Spleen/dataset.json", b"{}")]), "holds twice"),
         (set_archive(FILES, more=[("Task09_Spleen/dataset.json/below", b"{}")]), "holds twice"),
     ],
@@ -194,7 +194,7 @@ def test_a_folder_in_the_way_is_refused_and_kept(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds the set spleen and not heart"):
         get_file(tmp_path, blob, "heart")
     (folder / "imagesTr" / "case_000.nii.gz").unlink()
-    with pytest.raises(DataError, match=r"lists 1 files that are missing or empty: ./imagesTr/case_000.nii.gz; move"):
+    with pytest.raises(DataError, match=r"lists 1 file that is missing or empty: ./imagesTr/case_000.nii.gz; move"):
         get_file(tmp_path, blob)
     (folder / "dataset.json").unlink()
     with pytest.raises(DataError, match=r"and no dataset.json"):
@@ -318,3 +318,34 @@ def test_sparse_entries_are_whole(tmp_path: Path) -> None:
         stream.write(b"end")
     subprocess.run(["tar", "-S", "-cf", "s.tar", "Task09_Spleen"], cwd=tmp_path, check=True)
     assert contents(get_file(tmp_path, (tmp_path / "s.tar").read_bytes())) == files
+
+
+class Noting(Silent):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
+@pytest.mark.parametrize(
+    ("top", "doubted"), [("Task04_Hippocampus/", True), ("mine/", True), ("Task09_Spleen/", False), ("", False)]
+)
+def test_an_archive_of_another_set_is_told_and_unpacked(tmp_path: Path, top: str, doubted: bool) -> None:
+    blob, archive, watcher = set_archive(FILES, top), tmp_path / "x.tar", Noting()
+    archive.write_bytes(blob)
+    fetch("spleen", tmp_path / "set", watcher, archive.as_uri(), md5(blob))
+    assert (tmp_path / "set/dataset.json").is_file()
+    warnings = [sentence for sentence in watcher.said if sentence.startswith("warning: ")]
+    assert len(warnings) == doubted
+    if doubted:
+        assert f"the top folder of {archive} is {top.strip('/')} and not Task09_Spleen" in warnings[0]
+
+
+def test_the_checksum_of_an_own_archive_is_named_as_the_option_that_takes_it(tmp_path: Path) -> None:
+    blob = set_archive(FILES)
+    with pytest.raises(DataError, match=f"if the archive is yours and whole, add `--md5 {md5(blob)}`"):
+        get_file(tmp_path, blob, given_md5="0" * 32)
+    assert get_file(tmp_path, blob, given_md5=md5(blob)).is_dir()

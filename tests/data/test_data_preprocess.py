@@ -14,7 +14,7 @@ from data_builders import make_recipe, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.data.centres import CENTRES_PER_CLASS, class_centres
+from fasttrain.data.centres import CENTRES_PER_CLASS, class_centres, shifted
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError
 from fasttrain.samples import Case, Sample
@@ -198,10 +198,34 @@ def test_centres_are_thinned_evenly() -> None:
     assert len(one) == CENTRES_PER_CLASS
     assert len(two) == 0
     assert three.tolist() == [5 * 1600 + 5 * 40 + 5]
-    assert one.dtype == torch.int32
+    assert one.dtype == torch.uint16
+    assert (
+        class_centres(np.ones((64, 32, 32), np.uint8), 1)[0].dtype == torch.uint16
+    )  # 65 536 voxels: the last is 65 535
+    large = class_centres(np.ones((64, 32, 33), np.uint8), 1)[0]
+    assert large.dtype == torch.int32
+    assert one.nbytes * 2 == large.nbytes
     assert len(set(one.tolist())) == CENTRES_PER_CLASS
     depths = np.unravel_index(one.numpy(), label.shape)[0]
     assert np.bincount(depths, minlength=40).min() >= 240
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=st.tuples(*[st.integers(1, 9)] * 3),
+    before=st.tuples(*[st.integers(0, 4)] * 3),
+    behind=st.tuples(st.integers(0, 4), st.integers(0, 4), st.sampled_from([0, 3, 600, 1400])),
+)
+def test_shifted_centres_are_the_same_voxels_in_the_smallest_type(
+    shape: tuple[int, ...], before: tuple[int, ...], behind: tuple[int, ...]
+) -> None:
+    padded = tuple(map(sum, zip(before, shape, behind, strict=True)))
+    volume = np.zeros(padded, np.uint8)
+    volume[tuple(slice(first, first + length) for first, length in zip(before, shape, strict=True))] = 1
+    (found,) = class_centres(np.ones(shape, np.uint8), 1)
+    moved = shifted(found, shape, padded, before)
+    assert moved.tolist() == np.flatnonzero(volume).tolist()
+    assert moved.dtype == (torch.uint16 if np.prod(padded) <= 65_536 else torch.int32)
 
 
 def test_background_centres_lie_in_bright_background_alone(tmp_path: Path) -> None:
@@ -241,10 +265,8 @@ def test_records_are_plain_and_pickle(tmp_path: Path) -> None:
 def test_float16_overflow_is_refused(tmp_path: Path) -> None:
     values = np.full((16, 16, 16), 70_000, np.float32)
     case = Case("a", (save(tmp_path / "i.nii", values),), None)
-    preprocess = Preprocess(make_recipe(storage_dtype="float16"))
-    for call in (preprocess, preprocess.check):
-        with pytest.raises(DataError, match=r"i\.nii reaches 70000 .* data\.storage_dtype: float32"):
-            call(case)
+    with pytest.raises(DataError, match=r"i\.nii reaches 70000 .* data\.storage_dtype: float32"):
+        sample_of(case, storage_dtype="float16")
     assert sample_of(case, storage_dtype="float16", intensity={"kind": "zscore"}).image.dtype == torch.float16
 
 

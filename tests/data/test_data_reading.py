@@ -325,7 +325,7 @@ def test_undeclared_values_are_counted(tmp_path: Path) -> None:
     values[1, 0, 0] = -3
     path = save(tmp_path / "l.nii", values)
     sentence = fault_of(lambda: label_on(path, path))
-    assert "values -3 in 1 voxels, 255 in 3 voxels" in sentence
+    assert "values -3 in 1 voxel, 255 in 3 voxels" in sentence
     assert "0 background, 1 liver, 2 kidney" in sentence
     many = save(tmp_path / "m.nii", np.arange(64, dtype=np.uint8).reshape(4, 4, 4))
     assert "53 more values" in fault_of(lambda: label_on(many, many))

@@ -141,9 +141,10 @@ def test_decathlon_tells_every_fault_at_once(tmp_path: Path) -> None:
 def test_decathlon_oddities_are_warnings(tmp_path: Path) -> None:
     root = write_decathlon(tmp_path, ["a", "b"], numTraining=7)
     touch(root, "imagesTr/c.nii.gz", "imagesTr/._a.nii.gz", "imagesTr/.DS_Store")
-    count, unlisted = find_cases(DECATHLON, root).warnings
-    assert "numTraining is 7, but lists 2" in count
-    assert "holds 1 files that dataset.json does not list (c.nii.gz)" in unlisted
+    count, unlisted, left_behind = find_cases(DECATHLON, root).warnings
+    assert "numTraining is 7, but there are 2 cases" in count
+    assert "holds 1 file that dataset.json does not list (c.nii.gz)" in unlisted
+    assert "2 files that macOS or Windows left behind" in left_behind
 
 
 # --- nnunet ----------------------------------------------------------------------------------------------------------
@@ -161,7 +162,8 @@ def test_nnunet_pairs_by_id(tmp_path: Path) -> None:
     found = find_cases(NNUNET, root)
     assert [case.name for case in found.cases] == ["c_10", "c_2"]
     assert [path.name for path in found.cases[0].images] == ["c_10_0000.nii.gz", "c_10_0001.nii.gz"]
-    assert found.warnings == ()
+    (warning,) = found.warnings
+    assert "ignored (._c_2_0000.nii.gz, .DS_Store)" in warning
 
 
 def test_nnunet_takes_channels_by_name_where_it_can(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_folders_pair_by_id_with_suffixes(tmp_path: Path) -> None:
         ("p2", "p2_ct.nii.gz", "p2-seg.nii.gz"),
     ]
     touch(tmp_path, "scans/readme_scan.nii.gz")
-    assert "1 files do not fit" in find_cases(spec, tmp_path).warnings[0]
+    assert "1 file does not fit" in find_cases(spec, tmp_path).warnings[0]
 
 
 @pytest.mark.parametrize(

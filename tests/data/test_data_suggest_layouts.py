@@ -205,3 +205,36 @@ def test_brats_files_one_a_channel(real_data: Callable[[str], Path]):
     assert layout.source.kind == "nnunet"
     assert len(layout.channels) == 2
     assert len(layout.cases) == 4
+
+
+def test_a_folder_of_several_sets_is_refused_with_their_names(tmp_path: Path):
+    write(tmp_path / "one", ["a", "b"], ["a_seg", "b_seg"])
+    write(tmp_path / "two", ["imagesTr/a_0000"], ["labelsTr/a"])
+    write_decathlon(tmp_path / "three", ["a"])
+    write(tmp_path / "four", ["images/a"], ["labels/a"])
+    write(tmp_path / "pictures", ["a", "b"], [])
+    with pytest.raises(DataError) as caught:
+        recognise(tmp_path)
+    (fault,) = caught.value.faults
+    assert fault == (
+        f"{tmp_path} holds several data sets: four, one, three, two; name one of them, such as --data {tmp_path / 'four'}"
+    )
+    for name in ("one", "two", "three", "four"):
+        assert recognise(tmp_path / name).cases
+
+
+def test_one_set_below_is_taken_and_a_set_with_folders_beside_it_is_one(tmp_path: Path):
+    write(tmp_path / "parent/only", ["a", "b"], ["a_seg", "b_seg"])
+    assert recognise(tmp_path / "parent").source.images == "only"
+    whole = tmp_path / "whole"
+    write(whole, ["images/a", "old/b", "older/c"], ["labels/a", "old/b_seg", "older/c_seg"])
+    assert recognise(whole).source.images == "images"
+    shared = write(tmp_path / "shared", ["a", "old/b", "older/c"], ["a_seg", "old/b_seg", "older/c_seg"])
+    assert recognise(shared).source.images == "."
+
+
+def test_a_folder_a_case_is_no_set_by_itself(tmp_path: Path):
+    for number in range(20):
+        write(tmp_path / f"case_{number:02d}", [f"c{number}"], [f"c{number}_seg"])
+    with pytest.raises(DataError, match="case_11 and perhaps more; name one of them.*put all cases into one folder"):
+        recognise(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from fasttrain import train
 from fasttrain.data.sources import find_cases
-from fasttrain.data.sources.unlabelled import channel_suffixes, find_unlabelled
+from fasttrain.data.sources.unlabelled import channel_suffixes, channels_of_one_case, find_unlabelled, label_files
 from fasttrain.delivery import evaluate, open_run, predict
 from fasttrain.engine.run import RunResult
 from fasttrain.engine.stop import StopRequest
@@ -297,3 +297,91 @@ def test_folders_with_suffixes_are_read_by_them(tmp_path: Path) -> None:
     both = spec({"kind": "folders", "image_suffixes": ["-pet", "-ct"], "label_suffix": "-seg"}, ["PET", "CT"])
     (case,) = find_unlabelled(both, tmp_path)
     assert [path.name for path in case.images] == ["a-pet.nii.gz", "a-ct.nii.gz"]
+
+
+def names_of(paths: tuple[Path, ...]) -> list[str]:
+    return [path.name for path in paths]
+
+
+@pytest.mark.parametrize("where", [{"images": ".", "labels": "."}, {"images": "images", "labels": "labels"}])
+def test_label_maps_beside_the_images_are_no_images(tmp_path: Path, where: dict[str, str]) -> None:
+    touch(tmp_path, "a.nii.gz", "a_organs.nii.gz", "b.nii.gz", "b_organs.nii", "organs.nii.gz")
+    one = spec({"kind": "folders", "label_suffix": "_organs", **where}, ["CT"])
+    assert [case.name for case in find_unlabelled(one, tmp_path)] == ["a", "b", "organs"]
+    assert names_of(label_files(one, tmp_path)) == ["a_organs.nii.gz", "b_organs.nii"]
+    (named,) = find_unlabelled(one, tmp_path / "a_organs.nii.gz")
+    assert named.name == "a_organs"
+    assert label_files(one, tmp_path / "a_organs.nii.gz") == ()
+
+
+def test_an_image_without_a_partner_is_a_label_only_where_both_shared_a_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "a_late.nii.gz", "b_late.nii.gz")
+    apart = spec({"kind": "folders", "label_suffix": "_late"}, ["CT"])
+    assert [case.name for case in find_unlabelled(apart, tmp_path)] == ["a_late", "b_late"]
+    assert label_files(apart, tmp_path) == ()
+    shared = spec({"kind": "folders", "images": ".", "labels": ".", "label_suffix": "_late"}, ["CT"])
+    with pytest.raises(DataError, match=r"no volume to predict.*which all end as the run's labels do \(_late\)"):
+        find_unlabelled(shared, tmp_path)
+
+
+def test_a_longer_image_suffix_goes_before_the_labels(tmp_path: Path) -> None:
+    touch(tmp_path, "a_t1_seg.nii.gz", "a_seg.nii.gz", "a_t2.nii.gz")
+    source = {
+        "kind": "folders",
+        "images": ".",
+        "labels": ".",
+        "image_suffixes": ["_t1_seg", "_t2"],
+        "label_suffix": "_seg",
+    }
+    both = spec(source, ["T1", "T2"])
+    (case,) = find_unlabelled(both, tmp_path)
+    assert names_of(case.images) == ["a_t1_seg.nii.gz", "a_t2.nii.gz"]
+    assert names_of(label_files(both, tmp_path)) == ["a_seg.nii.gz"]
+    assert label_files(spec(PLAIN, ["CT"]), tmp_path) == ()
+
+
+def test_files_numbered_as_channels_are_told_from_files_numbered_as_cases(tmp_path: Path) -> None:
+    def groups(*names: str) -> list[tuple[str, ...]]:
+        folder = tmp_path / "-".join(names)[:60]
+        touch(folder, *(f"{name}.nii.gz" for name in names))
+        return list(channels_of_one_case(find_unlabelled(spec(PLAIN, ["CT"]), folder)))
+
+    assert groups("a_0000", "a_0001", "b_0000", "b_0001", "c") == [("a_0000", "a_0001"), ("b_0000", "b_0001")]
+    assert groups("img_0001", "img_0002") == []
+    assert groups("a_0000", "b_0000") == []
+    assert groups("a_0000", "a_0002") == []
+    assert groups(*(f"c_{number:04d}" for number in range(20))) == []
+
+
+def test_what_the_names_leave_in_doubt_is_told_once(whole_run: RunResult, image: Path, tmp_path: Path) -> None:
+    for number in ("0000", "0001"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        shutil.copy(image, tmp_path / f"in/a_{number}.nii.gz")
+    said: list[str] = []
+    predict(open_run(whole_run.run, "cpu"), tmp_path / "in", tmp_path / "out", silent, StopRequest(), warn=said.append)
+    assert said == [
+        "a_0000 and a_0001 look like channels of one case, but the run has one channel, so that each file is predicted as a case "
+        "of its own"
+    ]
+    said.clear()
+    predict(open_run(whole_run.run, "cpu"), image, tmp_path / "out", silent, StopRequest(), warn=said.append)
+    assert said == []
+
+
+def test_a_run_on_images_and_labels_in_one_folder_predicts_the_images_of_it(
+    tiny, phantoms: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in (phantoms / "imagesTr").iterdir():
+        shutil.copy(path, data)
+        shutil.copy(phantoms / "labelsTr" / path.name, data / path.name.replace(".nii", "_organs.nii"))
+    source = {"kind": "folders", "images": ".", "labels": ".", "label_suffix": "_organs"}
+    result = train(tiny(data__source=source, training__epochs=1), data=data, run=tmp_path / "run", device="cpu")
+    said: list[str] = []
+    done = predict(open_run(result.run, "cpu"), data, tmp_path / "out", silent, StopRequest(), warn=said.append)
+    assert done.faults == done.passed_over == ()
+    assert sorted(path.name for path in done.written) == sorted(path.name for path in (phantoms / "imagesTr").iterdir())
+    assert len(done.labels) == 6
+    (sentence,) = said
+    assert sentence.startswith("6 files end in _organs as the run's labels do, and were not predicted (")

@@ -79,7 +79,9 @@ def test_too_little_memory_for_the_network_is_exit_5(tiny, phantoms: Path, tmp_p
     wide = tiny(network={"kind": "unet", "features": [10_000_000, 10_000_000], "strides": [2]})
     with pytest.raises(OutOfMemoryError):
         train(wide, data=phantoms, run=tmp_path / "run", device="cpu")
-    assert summary(tmp_path / "run")["exit_code"] == 5
+    told = summary(tmp_path / "run")
+    assert (told["status"], told["exit_code"]) == ("failed", 5)
+    assert "memory" in told["error"]
 
 
 @pytest.fixture
@@ -119,10 +121,11 @@ def _folders(tiny, **more: object):
     return tiny(data__source=source, **more)
 
 
-def test_a_run_that_failed_before_its_first_step_makes_room(tiny, faulty: Path, phantoms: Path, tmp_path: Path) -> None:
+def test_a_run_that_failed_before_its_first_step_makes_room(tiny, phantoms: Path, tmp_path: Path) -> None:
     run, heard = tmp_path / "runs" / "one", Heard()
-    with pytest.raises(DataError):
-        train(_folders(tiny), data=faulty, run=run, device="cpu", observers=[heard])
+    wide = tiny(network={"kind": "unet", "features": [10_000_000, 10_000_000], "strides": [2]})
+    with pytest.raises(OutOfMemoryError):
+        train(wide, data=phantoms, run=run, device="cpu", observers=[heard])
     ended = [event for event in heard.events if isinstance(event, RunEnded)]
     assert [event.resume_command for event in ended] == [None]
     assert newest_unfinished(tmp_path / "runs") == (None, run)

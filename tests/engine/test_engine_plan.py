@@ -79,6 +79,7 @@ def test_every_decision_has_a_reason_and_is_kept(planned) -> None:
         "expandable_segments",
         "cache",
         "workers",
+        "prefetch_factor",
         "worker_kind",
         "pin_memory",
         "copy_stream",
@@ -105,13 +106,15 @@ def test_the_cache_goes_where_it_fits(planned) -> None:
     large = planned(CPU, 6.0, data__cache__kind="auto")
     assert large.cache == "disk"
     assert "6.0 GiB" in reason(large, "cache")
+    assert "more than 70% of 8.0 GiB free, bounded by the host" in reason(large, "cache")
     nowhere = planned(CPU, 1e9, data__cache__kind="auto")
     assert nowhere.cache == "none"
     assert "on the disk of" in reason(nowhere, "cache")
     half = planned(CPU, 10.0, data__cache={"kind": "smart", "cache_share": 0.5, "replace_rate": 0.5})
     assert "2 of 4 cases in memory, about 7.5 GiB" in reason(half, "cache")
     with pytest.raises(
-        OutOfMemoryError, match="smart needs about 9.0 GiB and 8.0 GiB are free; lower data.cache.cache_share"
+        OutOfMemoryError,
+        match=r"smart needs about 9.0 GiB \(9.0 GiB of volumes, .*\) and 8.0 GiB are free.*; lower data.cache.cache_share, or",
     ):
         planned(CPU, 12.0, data__cache={"kind": "smart", "cache_share": 0.5, "replace_rate": 0.5})
     assert planned(CPU, 6.0, data__cache__kind="memory").cache == "memory"  # the user's word, and there is just room
@@ -120,7 +123,8 @@ def test_the_cache_goes_where_it_fits(planned) -> None:
 def test_a_memory_cache_that_cannot_fit_is_refused_with_both_sizes(planned) -> None:
     with pytest.raises(
         OutOfMemoryError,
-        match=r"data.cache.kind: memory needs about 9\.0 GiB and 8\.0 GiB are free; use disk, smart or none",
+        match=r"data.cache.kind: memory needs about 9\.0 GiB .* and 8\.0 GiB are free, bounded by the host; set "
+        r"data.cache.kind: disk \(or auto\), or take a machine with more",
     ):
         planned(CPU, 9.0, data__cache__kind="memory")
 

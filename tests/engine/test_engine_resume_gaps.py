@@ -175,10 +175,10 @@ def test_files_that_predict_passes_over_are_told(tiny, phantoms: Path, tmp_path:
     (tmp_path / "new").mkdir()
     for name in ("a_t1.nii.gz", "plain.nii.gz"):
         shutil.copy(sorted((data / "imagesTr").iterdir())[0], tmp_path / "new" / name)
-    done = predict(
-        open_run(result.run, "cpu"), tmp_path / "new", tmp_path / "out", lambda done, total: None, StopRequest()
-    )
+    run, said = open_run(result.run, "cpu"), []
+    done = predict(run, tmp_path / "new", tmp_path / "out", lambda done, total: None, StopRequest(), warn=said.append)
     assert [path.name for path in done.written] == ["a.nii.gz"]
+    assert said == ["1 NIfTI file does not end as the recipe's data.source says and was passed over (plain.nii.gz)"]
     assert [path.name for path in done.passed_over] == ["plain.nii.gz"]
 
 

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fasttrain.engine.choices import choose_step
 from fasttrain.engine.optim import build_optimizer, learning_rate
 from fasttrain.engine.sizes import sizes_of
 from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Precision, Step
 from fasttrain.engine.trainer import MOST_BAD_STEPS_IN_A_ROW, Trainer
-from fasttrain.engine.trial import Candidate, measure
+from fasttrain.engine.trial import Candidate, least_seconds, measure
 from fasttrain.errors import DivergedError
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware
@@ -27,6 +28,7 @@ from fasttrain.recipe.training_spec import (
     SGDSpec,
 )
 from fasttrain.samples import Batch
+from fasttrain.telemetry.events import Event, Message, Progress
 
 PLAIN = Precision("cpu", None, None)
 OPTIMIZERS = [
@@ -192,3 +194,58 @@ def test_the_measurement_leaves_the_generators_as_they_were(tiny) -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert set(seconds) == set(candidates)
     assert all(value > 0 for value in seconds.values())
+
+
+class Scripted:
+    """A timer that returns given seconds, the last of them for ever, and notes that it was called."""
+
+    def __init__(self, name: str, seconds: list[float], calls: list[str]) -> None:
+        self.name, self.seconds, self.calls, self.count = name, seconds, calls, 0
+
+    def __call__(self) -> float:
+        self.calls.append(self.name)
+        self.count += 1
+        return self.seconds[min(self.count, len(self.seconds)) - 1]
+
+
+def rounds_of(budget: float = 8.0, **script: list[float]) -> tuple[dict[str, float], list[str]]:
+    calls: list[str] = []
+    timers = {name: Scripted(name, seconds, calls) for name, seconds in script.items()}
+    return least_seconds(timers, budget), calls
+
+
+def test_a_burst_of_load_in_one_round_changes_no_choice() -> None:
+    """Measured one after the other, the burst would have hit all of one candidate and none of the other."""
+    for burst in range(3):
+        slow = [4.0 if number == burst else 1.0 for number in range(6)]
+        least, calls = rounds_of(a=slow, b=[4 * seconds * 1.5 for seconds in slow])
+        assert least == {"a": 1.0, "b": 6.0}
+        assert calls[:4] == ["a", "b", "a", "b"]
+
+
+def test_a_candidate_that_is_hopeless_in_two_rounds_is_dropped_and_one_burst_drops_none() -> None:
+    least, calls = rounds_of(a=[0.1], hopeless=[0.9], unlucky=[0.9, 0.08])
+    assert calls.count("hopeless") == 2
+    assert calls.count("unlucky") == 6
+    assert min(least, key=lambda name: least[name]) == "unlucky"
+    assert least["hopeless"] == 0.9
+
+
+def test_the_budget_bounds_the_rounds_and_three_are_taken_whatever_they_cost() -> None:
+    assert len(rounds_of(budget=8.0, a=[10.0], b=[11.0])[1]) == 6
+    assert len(rounds_of(budget=8.0, a=[0.5], b=[0.5])[1]) == 12
+    assert len(rounds_of(budget=8.0, a=[1.0], b=[1.0])[1]) == 8
+
+
+def test_a_measurement_is_announced_before_it_and_counted(tiny) -> None:
+    events: list[Event] = []
+    recipe = tiny(acceleration__amp="auto").recipe
+    choose_step(recipe, Hardware("cpu", "a CPU", 1, 8.0), None, events.append)
+    assert events[0] == Message("measuring a training step in 2 ways on a CPU: bf16 NCDHW, float32 NCDHW")
+    counts = [(event.done, event.total) for event in events[1:]]
+    assert all(isinstance(event, Progress) for event in events[1:])
+    assert [done for done, _ in counts] == list(range(len(counts)))
+    assert all(done < total for done, total in counts)
+    events.clear()
+    choose_step(tiny().recipe, Hardware("cpu", "a CPU", 1, 8.0), None, events.append)
+    assert events == []  # nothing is open, so nothing is measured

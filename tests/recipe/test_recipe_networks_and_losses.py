@@ -38,13 +38,16 @@ def faults(*assignments: str) -> list[str]:
         ),
         (
             ["network.kind=swinunetr", "patch.size=[32,32,32]"],
-            ["patch.size: leaves one voxel at the lowest stage, too few for network.norm: instance; use a larger patch"],
+            [
+                "patch.size: leaves one voxel at the lowest stage, too few for network.norm: instance; use a larger "
+                "patch, such as [64, 64, 64]"
+            ],
         ),
         (
             ["network.kind=swinunetr", "network.norm=batch", "patch.size=[32,32,32]", "training.batch_size=1"],
             [
                 "patch.size: leaves one voxel at the lowest stage, too few for network.norm: batch with a "
-                "training.batch_size of 1; use a larger patch or batch"
+                "training.batch_size of 1; use a larger patch, such as [64, 64, 64], or a larger batch"
             ],
         ),
         (

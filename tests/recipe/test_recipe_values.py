@@ -1,6 +1,7 @@
 """What a value may be: a switch is no number, seeds fit every generator, and no text of a `--set` ends in anything else than a
 recipe that reads back or a sentence."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from fasttrain.errors import RecipeError
 from fasttrain.recipe import resolve
+from fasttrain.recipe.reference import sections
 
 
 def faults(*sets: str, name: str = "demo") -> tuple[str, ...]:
@@ -45,7 +47,9 @@ def test_a_seed_is_what_every_generator_takes(key: str) -> None:
 
 @pytest.mark.parametrize(("value", "shown"), [("null", "null"), ("true", "true"), ("[1]", "[1]"), ("x", "'x'")])
 def test_a_section_that_holds_no_keys_is_told_in_yamls_words(value: str, shown: str) -> None:
-    assert faults(f"training={value}") == (f"--set training: should hold keys and values, found {shown}",)
+    assert faults(f"training={value}") == (
+        f"--set training: should hold keys and values, such as training.epochs=20, found {shown}",
+    )
     assert faults("training.epochs=") == ("--set training.epochs: should be a valid integer, found null",)
 
 
@@ -174,3 +178,75 @@ def test_names_of_any_characters_read_back(name: str, tmp_path_factory) -> None:
 def test_half_a_surrogate_pair_is_refused_before_anything_is_trained(name: str) -> None:
     with pytest.raises(RecipeError, match=r"data.classes\[1\]: .* is no text that a file could hold"):
         resolve("demo", {"data.classes": {1: name, 2: "b"}})
+
+
+def faults_or_none(text: str) -> tuple[str, ...]:
+    try:
+        resolve("demo", [text])
+    except RecipeError as error:
+        return error.faults
+    return ()
+
+
+OPTIONAL = {"augment.noise", "training.ema", "training.early_stopping", "data.crop_foreground", "augment.flip"}
+
+
+@pytest.mark.parametrize(
+    "section", sorted({re.sub(r"\[\w+\]", "", one.path) for one in sections() if one.path} | OPTIONAL)
+)
+def test_a_value_where_a_section_is_meant_is_answered_with_a_setting_that_is_taken(section: str) -> None:
+    for value in ("true", "3", "disk"):
+        (fault,) = faults(f"{section}={value}")
+        match = re.match(rf"--set {re.escape(section)}: should hold keys and values, such as (\S+?=.+?), found ", fault)
+        assert match is not None, fault
+        assert match[1].startswith(f"{section}.")
+        key = match[1].partition("=")[0]
+        # What the new value asks for besides is another matter; the key itself is no fault
+        assert not [one for one in faults_or_none(match[1]) if f"{key}: " in one]
+
+
+def test_the_value_of_a_section_that_is_one_of_its_kinds_is_taken_for_the_kind() -> None:
+    assert "such as data.cache.kind=disk, found 'disk'" in faults("data.cache=disk")[0]
+    assert "such as loss.kind=cross_entropy, found 'cross_entropy'" in faults("loss=cross_entropy")[0]
+    assert "such as training.ema.decay=0.999, found true" in faults("training.ema=true")[0]
+
+
+@pytest.mark.parametrize("text", ["true", "yes", "on", "Yes", "'on'"])
+def test_a_switch_is_spelt_in_any_way_that_a_plain_boolean_is(text: str) -> None:
+    recipe = resolve(
+        "demo", [f"acceleration.compile={text}", f"output.tensorboard={text}", f"data.pin_memory={text}"]
+    ).recipe
+    assert (recipe.acceleration.compile, recipe.output.tensorboard, recipe.data.pin_memory) == ("on", True, "on")
+    assert faults(f"acceleration.amp={text}")[0].endswith("expected one of auto, bf16, fp16, off")
+
+
+@pytest.mark.parametrize("text", ["false", "no", "off", "No"])
+def test_off_is_spelt_in_any_way(text: str) -> None:
+    sets = [f"{key}={text}" for key in ("acceleration.compile", "acceleration.amp", "output.pictures", "output.plots")]
+    recipe = resolve("demo", sets).recipe
+    assert (recipe.acceleration.compile, recipe.acceleration.amp, recipe.output.pictures) == ("off",) * 3
+    assert recipe.output.plots is False
+    assert faults("acceleration.compile=maybe")[0].endswith("found 'maybe', expected one of auto, on, off")
+
+
+@pytest.mark.parametrize("setting", ["cache_share=0.5", "cache_cases=3", "replace_rate=0.3", "shuffle_seed=null"])
+@pytest.mark.parametrize("kind", ["memory", "auto", "disk"])
+def test_what_only_the_smart_cache_looks_at_is_refused_for_others(setting: str, kind: str) -> None:
+    (fault,) = faults(f"data.cache.kind={kind}", f"data.cache.{setting}")
+    key = setting.partition("=")[0]
+    assert fault == (
+        f"--set data.cache.{key}: is for data.cache.kind: smart, and the kind is {kind}; set that, or leave this out"
+    )
+    resolve("demo", ["data.cache.kind=smart", f"data.cache.{setting}"])
+
+
+def test_a_patch_of_two_values_is_named_where_the_spacing_has_three() -> None:
+    (fault,) = faults("patch.size=[32, 32]")
+    assert "data.spacing: has 3 values, but patch.size has 2, [32, 32]; give both as many" in fault
+
+
+def test_a_patch_that_is_too_small_is_answered_with_one_that_will_do() -> None:
+    (fault,) = faults("network.kind=swinunetr", "patch.size=[32, 32, 32]")
+    match = re.search(r"use a larger patch, such as (\[.*\])", fault)
+    assert match is not None
+    resolve("demo", ["network.kind=swinunetr", f"patch.size={match[1]}"])

@@ -182,3 +182,33 @@ def test_pyplot_stays_out_and_matplotlib_waits_until_a_picture_is_drawn(tmp_path
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+def test_ignored_pixels_are_veiled_and_no_class() -> None:
+    label = np.zeros((12, 9), np.uint8)
+    label[2:5, 2:5], label[8:] = 1, 255
+    ignored = label == 255
+    names = tuple(f"c{n}" for n in range(254))
+    one = Plane(np.ones((12, 9), np.float32), label, np.zeros_like(label), (1.0, 1.0), ("R", "A"), ignored)
+    figure = drawn(picture(one, names=names))
+    veil = figure.axes[0].images[2].get_array()
+    shown = upright(one)
+    assert shown.ignored is not None
+    assert np.array_equal(veil[..., 3] > 0, shown.ignored.T)
+    assert np.array_equal(shown.ignored, shown.label == 255)
+    red, green, blue = veil[veil[..., 3] > 0][0, :3]
+    assert red == green == blue  # grey is no class's colour
+    assert len(figure.axes[0].collections) == 1  # the outline of class 1 alone
+    assert "ignored" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("ignored", [None, np.zeros((12, 9), bool)])
+def test_nothing_is_said_of_ignored_pixels_where_there_are_none(ignored) -> None:
+    """255 is the last of 255 classes where nothing says otherwise."""
+    label = np.zeros((12, 9), np.uint8)
+    label[8:] = 255
+    one = Plane(np.ones((12, 9), np.float32), label, np.zeros_like(label), (1.0, 1.0), ("R", "A"), ignored)
+    figure = drawn(picture(one, names=tuple(f"c{n}" for n in range(255))))
+    assert len(figure.axes[0].images) == 2
+    assert len(figure.axes[0].collections) == 1
+    assert "ignored" not in [text.get_text() for text in figure.legends[0].get_texts()]

@@ -23,11 +23,19 @@ import torch
 from fasttrain.data.caches.entry import UnreadableEntryError, pack, unpack
 from fasttrain.data.caches.filling import Progress
 from fasttrain.data.caches.keys import key_of, place_of, settings_digest
-from fasttrain.data.caches.storing import Findings, Options, build_record, gather, make_folder, unwritable
+from fasttrain.data.caches.storing import (
+    Findings,
+    Options,
+    build_record,
+    gather,
+    make_folder,
+    note_opening,
+    unwritable,
+)
+from fasttrain.data.inventory.places import VOLUME_SUFFIX
 from fasttrain.data.preprocess import Preprocess
+from fasttrain.machine.folder_lock import hold
 from fasttrain.samples import Case, Sample
-
-_SUFFIX = ".volume"
 
 
 class DiskCache:
@@ -58,18 +66,26 @@ def open_disk(
     settings = settings_digest(preprocess)
     folder = options.folder / "disk" / settings
     make_folder(folder)
-    _tidy(folder)
     findings = Findings(len(cases))
 
     def kept(case: Case) -> dict[str, Any]:
-        path, key = folder / f"{place_of(case)}{_SUFFIX}", key_of(settings, case)
+        path, key = folder / f"{place_of(case)}{VOLUME_SUFFIX}", key_of(settings, case)
         record = _read(path, key, findings)
         if record is not None:
             findings.was_there()
-            return record
-        return _write(path, pack(build_record(case, key, settings, preprocess), str(key)), str(key))
+        else:
+            record = _write(path, pack(build_record(case, key, settings, preprocess), str(key)), str(key))
+        findings.holds(record)
+        return record
 
-    source = DiskCache(gather(cases, kept, workers, progress), preprocess)
+    # Released once all is mapped: what is cleared from then on stays as it was for this run
+    held = hold(folder)
+    try:
+        _tidy(folder)
+        note_opening(folder, cases, preprocess)
+        source = DiskCache(gather(cases, kept, workers, progress), preprocess)
+    finally:
+        held.release()
     findings.tell("disk", folder, options.told)
     return source
 

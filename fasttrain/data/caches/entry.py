@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-_MAGIC = b"fasttrain vol 1\n"
+from fasttrain.data.inventory.places import VOLUME_MAGIC
+
 _PREFIX = struct.Struct("<16sQII")
 _LENGTHS = struct.Struct("<QI")
 _ALIGNMENT = 64
@@ -30,6 +31,7 @@ _DTYPES = {
         torch.int64,
         torch.int32,
         torch.int16,
+        torch.uint16,
         torch.int8,
         torch.uint8,
         torch.bool,
@@ -60,7 +62,7 @@ def pack(record: dict[str, Any], key: str) -> list[bytes | memoryview]:
     checksum = zlib.crc32(_LENGTHS.pack(length, len(header)))
     for piece in pieces:
         checksum = zlib.crc32(piece, checksum)
-    return [_PREFIX.pack(_MAGIC, length, len(header), checksum), *pieces]
+    return [_PREFIX.pack(VOLUME_MAGIC, length, len(header), checksum), *pieces]
 
 
 def unpack(blob: np.ndarray, key: str) -> dict[str, Any] | None:
@@ -72,7 +74,7 @@ def unpack(blob: np.ndarray, key: str) -> dict[str, Any] | None:
     if len(raw) < _PREFIX.size:
         raise UnreadableEntryError("is empty" if not len(raw) else "is cut off")
     magic, length, header_length, checksum = _PREFIX.unpack_from(raw)
-    if magic != _MAGIC:
+    if magic != VOLUME_MAGIC:
         raise UnreadableEntryError("was not written by fasttrain")
     if length != len(raw):
         raise UnreadableEntryError("is cut off" if length > len(raw) else "has bytes behind its end")

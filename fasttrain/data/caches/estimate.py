@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import nibabel as nib
 import numpy as np
 
-from fasttrain.data.centres import CENTRES_PER_CLASS
+from fasttrain.data.centres import CENTRES_PER_CLASS, index_type
 from fasttrain.data.grids import spacing_of
 from fasttrain.data.nifti import read_header
 from fasttrain.data.reading import check_channels, check_same_grid, split_shape
@@ -44,7 +44,8 @@ def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
                 f"data.spacing {list(data.spacing or ())} makes {voxels:.3g} voxels of {case.images[0]}; its own spacing is "
                 f"{[round(float(one), 6) for one in spacing_of(header.affine, recipe.dimensions)]}"
             )
-        total += voxels * voxel_bytes + 4 * lists * min(CENTRES_PER_CLASS, voxels)
+        index_bytes = np.dtype(index_type(voxels)).itemsize
+        total += voxels * voxel_bytes + index_bytes * lists * min(CENTRES_PER_CLASS, voxels)
     return total
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.pool import ThreadPool
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from monai.transforms import Transform
 
-from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError
 from fasttrain.samples import Case
 
@@ -81,12 +79,3 @@ class Gathering(Transform):
             raise self._failure
         if self._faults:
             raise DataError([fault for name in sorted(self._faults) for fault in self._faults[name]])
-
-
-def check_cases(cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None) -> None:
-    """Reads every case with `workers` threads and keeps nothing; raises one DataError with the faults of all."""
-    gathering = Gathering(preprocess.check, len(cases), progress)
-    with gathering.ending_together(), ThreadPool(max(workers, 1)) as pool:
-        for _ in pool.imap_unordered(gathering, cases):
-            pass
-    gathering.raise_faults()

@@ -26,6 +26,7 @@ _NOT_OF_THE_VOLUME = {
     "worker_kind",
     "pin_memory",
     "copy_stream",
+    "bad_cases",
 }
 _NOT_OF_THE_PATCH_PLACE = {"foreground", "foreground_by"}
 _PACKAGES = ("fasttrain", "monai", "torch", "numpy", "nibabel")

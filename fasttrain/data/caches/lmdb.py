@@ -23,15 +23,24 @@ import numpy as np
 from fasttrain.data.caches.entry import UnreadableEntryError, pack, unpack
 from fasttrain.data.caches.filling import Progress
 from fasttrain.data.caches.keys import key_of, place_of, settings_digest
-from fasttrain.data.caches.storing import Findings, Options, build_record, gather, make_folder, unwritable
+from fasttrain.data.caches.storing import (
+    Findings,
+    Options,
+    build_record,
+    gather,
+    make_folder,
+    note_opening,
+    unwritable,
+)
+from fasttrain.data.inventory.places import LMDB_DATA
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import MachineError
+from fasttrain.machine.folder_lock import Hold, hold
 from fasttrain.samples import Case, Sample
 
 # The most a database may ever hold. LMDB wants it beforehand; only what is written takes space (MONAI's figure as well).
 _MOST_BYTES = 1 << 40
 _MOST_READERS = 1024
-_DATA_FILE = "data.mdb"
 _LOCKS: dict[str, threading.Lock] = {}
 """By path: within a process a database may be open once at a time."""
 
@@ -39,14 +48,18 @@ _LOCKS: dict[str, threading.Lock] = {}
 class LmdbCache:
     """Looks an entry up whenever it is asked for; processes and threads may share it.
 
-    An entry that is gone or damaged meanwhile is preprocessed from its files, as without a cache.
+    An entry that is gone or damaged meanwhile is preprocessed from its files, as without a cache; `held` keeps
+    `fasttrain data cache --clean` from the database until the source is closed.
     """
 
-    def __init__(self, path: Path, cases: Sequence[Case], keys: Sequence[str], preprocess: Preprocess) -> None:
+    def __init__(
+        self, path: Path, cases: Sequence[Case], keys: Sequence[str], preprocess: Preprocess, held: Hold
+    ) -> None:
         self._path = path
         self._cases = tuple(cases)
         self._keys = tuple(keys)
         self._preprocess = preprocess
+        self._held = held
 
     def __len__(self) -> int:
         return len(self._cases)
@@ -66,7 +79,8 @@ class LmdbCache:
             return None
 
     def close(self) -> None:
-        """Nothing is held between two accesses; the database stays for the next run."""
+        """Nothing but the lock of the folder is held between two accesses; the database stays for the next run."""
+        self._held.release()
 
 
 def require_lmdb() -> Any:
@@ -98,26 +112,37 @@ def open_lmdb(
 
     def kept(environment: Any, case: Case) -> str:
         key = key_of(settings, case)
-        if key is not None and _is_there(environment, path, case, key, findings):
+        if key is not None and (there := _there(environment, path, case, key, findings)) is not None:
             findings.was_there()
+            findings.holds(there)
             return key
-        blob = b"".join(pack(build_record(case, key, settings, preprocess), str(key)))
+        record = build_record(case, key, settings, preprocess)
+        blob = b"".join(pack(record, str(key)))
         try:
             with environment.begin(write=True) as transaction:
                 transaction.put(_place(case), blob)
         except lmdb.Error as error:
             raise unwritable(path, len(blob), _reason(error, path, len(blob))) from error
+        findings.holds(record)
         return str(key)
 
-    with contextlib.ExitStack() as stack:
-        try:
-            environment = stack.enter_context(_environment(path, write=True))
-            environment.reader_check()
-        except lmdb.Error as error:
-            raise unwritable(path, 0, _reason(error, path, 0)) from error
-        keys = gather(cases, lambda case: kept(environment, case), workers, progress)
+    held = hold(path)
+    try:
+        note_opening(path, cases, preprocess)
+        with contextlib.ExitStack() as stack:
+            try:
+                environment = stack.enter_context(_environment(path, write=True))
+                environment.reader_check()
+            except lmdb.Error as error:
+                raise unwritable(path, 0, _reason(error, path, 0)) from error
+            keys = gather(cases, lambda case: kept(environment, case), workers, progress)
+            entries = environment.stat()["entries"]
+    except BaseException:
+        held.release()
+        raise
+    note_opening(path, cases, preprocess, entries)
     findings.tell("lmdb", path, options.told)
-    return LmdbCache(path, cases, keys, preprocess)
+    return LmdbCache(path, cases, keys, preprocess, held)
 
 
 @contextlib.contextmanager
@@ -154,13 +179,13 @@ def _copied(environment: Any, case: Case) -> np.ndarray | None:
         return np.frombuffer(value, np.uint8).copy()
 
 
-def _is_there(environment: Any, path: Path, case: Case, key: str, findings: Findings) -> bool:
+def _there(environment: Any, path: Path, case: Case, key: str, findings: Findings) -> dict[str, Any] | None:
     blob = _copied(environment, case)
     try:
-        return blob is not None and unpack(blob, key) is not None
+        return None if blob is None else unpack(blob, key)
     except UnreadableEntryError as error:
         findings.was_unreadable(f"the entry of case {case.name} in {path} {error}")
-        return False
+        return None
 
 
 def _discard_damaged(path: Path, cases: Sequence[Case], findings: Findings) -> None:
@@ -181,7 +206,7 @@ def _discard_damaged(path: Path, cases: Sequence[Case], findings: Findings) -> N
 def _damage(path: Path, cases: Sequence[Case]) -> str | None:
     """What is wrong with the database, in a few words."""
     lmdb = require_lmdb()
-    file = path / _DATA_FILE
+    file = path / LMDB_DATA
     try:
         length = file.stat().st_size
         if length < 2 * os.sysconf("SC_PAGE_SIZE"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from monai.data import CacheDataset
 
 from fasttrain.data.caches.filling import Gathering, Progress
-from fasttrain.data.caches.storing import Options
+from fasttrain.data.caches.storing import Options, Sizes, many_cases
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, Sample
 
@@ -47,4 +47,9 @@ def open_memory(
             as_contiguous=False,
         )
     gathering.raise_faults()
+    if options.told is not None:
+        sizes = Sizes()
+        for record in dataset:
+            sizes.add(record)
+        options.told(f"memory cache: {many_cases(len(cases))}, {sizes}", "info")
     return MemoryCache(dataset, preprocess)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fasttrain.data.caches.filling import Progress, check_cases
+from fasttrain.data.caches.filling import Progress
 from fasttrain.data.caches.storing import Options
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, Sample
@@ -30,6 +30,5 @@ class NoCache:
 def open_none(
     cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
 ) -> NoCache:
-    """Reads every case once to check it; raises one DataError with the faults of all."""
-    check_cases(cases, preprocess, workers, progress)
+    """Reads nothing yet: a case that has faults raises its DataError when it is asked for."""
     return NoCache(cases, preprocess)

@@ -16,10 +16,11 @@ import numpy as np
 
 from fasttrain.data.caches.background import Loading
 from fasttrain.data.caches.filling import Progress
-from fasttrain.data.caches.storing import Options, gather
+from fasttrain.data.caches.storing import Options, Sizes, gather
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.recipe.data_spec import DEFAULT_SHARE, CacheSpec
 from fasttrain.samples import Case, Sample
+from fasttrain.wording import counted
 
 _BACKGROUND_SHARE = 4
 """One of so many threads loads beside the training."""
@@ -78,18 +79,19 @@ class SmartCache:
         """The indices of the cases that are in memory for the open epoch."""
         return tuple(sorted(self._held))
 
+    @property
+    def sizes(self) -> Sizes:
+        """Of the cases that are in memory for the open epoch."""
+        sizes = Sizes()
+        for record in self._held.values():
+            sizes.add(record)
+        return sizes
+
     def fill(self, epoch: int, progress: Progress | None) -> None:
-        """Keeps the window of `epoch` and checks every other case; raises one DataError with the faults of all."""
-        wanted = {self._cases[index] for index in self.window.of(epoch)}
-
-        def kept(case: Case) -> dict[str, Any] | None:
-            if case in wanted:
-                return self._preprocess(case)
-            self._preprocess.check(case)
-            return None
-
-        records = gather(self._cases, kept, self._workers, progress)
-        self._held = {index: record for index, record in enumerate(records) if record is not None}
+        """Keeps the window of `epoch`; raises one DataError with the faults of all cases in it."""
+        wanted = sorted(self.window.of(epoch))
+        records = gather([self._cases[index] for index in wanted], self._preprocess, self._workers, progress)
+        self._held = dict(zip(wanted, records, strict=True))
 
     def open_epoch(self, epoch: int) -> None:
         """Moves the window to an epoch, from whichever it was at: waits for what is being prepared, loads what is missing.
@@ -129,7 +131,11 @@ class SmartCache:
 def open_smart(
     cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
 ) -> SmartCache:
-    """Keeps the window of `options.epoch` with `workers` threads and checks the other cases; raises one DataError for all."""
+    """Keeps the window of `options.epoch`, loaded by `workers` threads; raises one DataError with the faults of its cases."""
     source = SmartCache(cases, preprocess, Window(preprocess.data.cache, len(cases)), workers)
     source.fill(options.epoch, progress)
+    if options.told is not None:
+        options.told(
+            f"smart cache: {len(source.held)} of {counted(len(cases), 'case')} in memory, {source.sizes}", "info"
+        )
     return source

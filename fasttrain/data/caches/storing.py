@@ -1,7 +1,8 @@
-"""Owns what the kinds that store volumes have in common: the options they are opened with, and what a fill found and tells."""
+"""Owns what the kinds that keep volumes have in common: the options they are opened with, and what a fill found and tells."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -10,11 +11,15 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fasttrain.data.caches.filling import Gathering, Progress
 from fasttrain.data.caches.keys import key_of
+from fasttrain.data.inventory import note_use
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError, StorageError
 from fasttrain.samples import Case
+from fasttrain.wording import counted
 
 Told = Callable[[str, str], None]
 """Takes one sentence for the person at the terminal and its level, `info` or `warning` (the fields of a Message)."""
@@ -31,12 +36,43 @@ class Options:
     epoch: int = 0
 
 
+class Sizes:
+    """What volumes take as they are kept, and what they would with their images in float32."""
+
+    def __init__(self) -> None:
+        self.kept_bytes = 0
+        self.float32_bytes = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Counts the tensors of a record."""
+        lists = [*record["centres"], record["background_centres"]]
+        tensors = [tensor for tensor in (record["image"], record["label"], *lists) if tensor is not None]
+        kept = sum(tensor.nbytes for tensor in tensors)
+        self.kept_bytes += kept
+        self.float32_bytes += kept + record["image"].numel() * torch.float32.itemsize - record["image"].nbytes
+
+    def __str__(self) -> str:
+        kept = mib_text(self.kept_bytes)
+        return kept if self.kept_bytes == self.float32_bytes else f"{kept}; {mib_text(self.float32_bytes)} as float32"
+
+
+def many_cases(count: int) -> str:
+    """`1 case`, `260 cases`."""
+    return f"{count} case{'' if count == 1 else 's'}"
+
+
+def mib_text(count: int) -> str:
+    """`31 MiB`, with a decimal below ten."""
+    return f"{count / MIB:.1f} MiB" if count < 10 * MIB else f"{count / MIB:,.0f} MiB"
+
+
 class Findings:
     """Counts of one fill; threads add to it."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._there = 0
+        self._sizes = Sizes()
         self._unreadable: list[str] = []
         self._lock = threading.Lock()
 
@@ -44,6 +80,11 @@ class Findings:
         """A case needed no reading."""
         with self._lock:
             self._there += 1
+
+    def holds(self, record: dict[str, Any]) -> None:
+        """The record of a case, whether it was there or was built."""
+        with self._lock:
+            self._sizes.add(record)
 
     def was_unreadable(self, text: str) -> None:
         """`text` names an entry and says what is wrong with it."""
@@ -54,7 +95,12 @@ class Findings:
         """At most one line a level, however much was found."""
         if told is None:
             return
-        told(f"{kind} cache {where}: {self._there} of {self._total} cases were there", "info")
+        share = f" ({100 * self._there // self._total}%)" if self._total else ""
+        were = "was" if self._total == 1 else "were"
+        told(
+            f"{kind} cache {where}: {self._there} of {counted(self._total, 'case')} {were} there{share}, {self._sizes}",
+            "info",
+        )
         if self._unreadable:
             count, first = len(self._unreadable), min(self._unreadable)
             many = f" and {count - 1} more like it" if count > 1 else ""
@@ -79,6 +125,14 @@ def gather(cases: Sequence[Case], work: Callable[[Case], Any], workers: int, pro
         pool.join()
     gathering.raise_faults()
     return results
+
+
+def note_opening(folder: Path, cases: Sequence[Case], preprocess: Preprocess, entries: int | None = None) -> None:
+    """Says beside what is stored whose it is, for `fasttrain data cache`; `entries` where the files do not show it."""
+    files = [str(path.absolute()) for case in cases for path in (*case.images, case.label) if path is not None]
+    data = os.path.commonpath([os.path.dirname(path) for path in files]) if files else ""
+    part = "training" if preprocess.training else "validation"
+    note_use(folder, preprocess.recipe_name, data, part, preprocess.data.storage_dtype, entries)
 
 
 def make_folder(folder: Path) -> None:

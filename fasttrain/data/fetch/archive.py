@@ -28,9 +28,13 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Contents:
-    """The files to be written: path below the set's folder, and the entry of the tar."""
+    """The files to be written: path below the set's folder, and the entry of the tar.
+
+    `top`: what that folder is called, "" where the files lie in none.
+    """
 
     files: tuple[tuple[PurePosixPath, tarfile.TarInfo], ...]
+    top: str = ""
 
     @property
     def disk_bytes(self) -> int:
@@ -38,16 +42,27 @@ class Contents:
         return sum(-(-entry.size // _BLOCK_BYTES) * _BLOCK_BYTES + _BLOCK_BYTES for _, entry in self.files)
 
 
-def unpack(archive: Path, called: str, folder: Path, check_space: Callable[[int], None], watcher: Watcher) -> int:
+def unpack(
+    archive: Path,
+    called: str,
+    folder: Path,
+    check_space: Callable[[int], None],
+    watcher: Watcher,
+    expected_top: str | None = None,
+) -> int:
     """Writes the set's files into the new `folder`, its top folder (`Task09_Spleen/`) stripped; how many there were.
 
     `called` names the archive in sentences: for a download, where it is from. macOS's `._*` are left out. Raises DataError
     for an archive that cannot be read, has no dataset.json at its top, or holds an absolute path, `..`, a link, a device or
     a name twice (nothing is written then); StorageError for the disk; what `check_space`, called with the bytes needed,
-    raises. What was written before an error stays in `folder`.
+    raises. What was written before an error stays in `folder`. Another top folder than `expected_top` is told, not refused.
     """
     with _opened(archive, called) as tar:
         contents = _judged(called, _entries(called, tar))
+        if expected_top is not None and contents.top not in ("", expected_top):
+            watcher.say(
+                f"warning: the top folder of {called} is {contents.top} and not {expected_top}: is it the archive of another set?"
+            )
         check_space(contents.disk_bytes)
         with _disk_errors(folder):
             folder.mkdir()
@@ -91,7 +106,7 @@ def _judged(called: str, entries: list[tarfile.TarInfo]) -> Contents:
     top = tops[0]
     inside = [(path.relative_to(top), entry) for path, entry in files if path.is_relative_to(top)]
     _refuse_clashes(called, [path for path, _ in inside])
-    return Contents(tuple(inside))
+    return Contents(tuple(inside), top.name)
 
 
 def _fault(entry: tarfile.TarInfo) -> str | None:

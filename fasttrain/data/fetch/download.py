@@ -18,6 +18,7 @@ from fasttrain.data.fetch.http import (
 from fasttrain.data.fetch.part import Part, write_all
 from fasttrain.data.fetch.watcher import Watcher, size_text
 from fasttrain.errors import MachineError
+from fasttrain.wording import counted
 
 _BLOCK_BYTES = 1 << 20
 _GAIN_BYTES = 1 << 20
@@ -61,7 +62,7 @@ class Download:
             here = self.part.start
             kept = f"{size_text(here)} are kept at {self.part.path}; " if here else ""
             raise MachineError(
-                f"{shown(self.address)} cannot be fetched, {losses} times in a row: {loss}; {kept}"
+                f"{shown(self.address)} cannot be fetched, {counted(losses, 'time')} in a row: {loss}; {kept}"
                 "run it again to go on, or name a mirror with --from"
             ) from loss
         seconds = min(self.patience.first_wait_seconds * 2 ** (losses - 1), _LONGEST_WAIT_SECONDS)

@@ -49,6 +49,7 @@ def fetch(
     something else; MachineError for the network; StorageError for the disk or while another fetch is at work there.
     """
     known = known_set(name)
+    given = address is not None
     if address is not None:
         check_address(address)
     if md5 is not None and not re.fullmatch("[0-9a-fA-F]{32}", md5):
@@ -65,7 +66,7 @@ def fetch(
         # Another fetch may have ended since
         if (present := place.present(known)) is not None:
             return _already_there(known, place, present, watcher)
-        return _fetch(known, place, address, md5.lower(), patience or Patience(), watcher)
+        return _fetch(known, place, address, md5.lower(), patience or Patience(), watcher, given)
 
 
 def _already_there(known: KnownSet, place: Target, present: Present, watcher: Watcher) -> Fetched:
@@ -76,7 +77,10 @@ def _already_there(known: KnownSet, place: Target, present: Present, watcher: Wa
     return Fetched(known, place.path, present, True)
 
 
-def _fetch(known: KnownSet, place: Target, address: str, md5: str, patience: Patience, watcher: Watcher) -> Fetched:
+def _fetch(
+    known: KnownSet, place: Target, address: str, md5: str, patience: Patience, watcher: Watcher, given: bool
+) -> Fetched:
+    """`given`: the user named the address, so that the archive may be one of their own."""
     place.tidy()
     local = local_file(address)
     part = Part(place.part, md5)
@@ -84,21 +88,21 @@ def _fetch(known: KnownSet, place: Target, address: str, md5: str, patience: Pat
         archive = local
         found = md5_of(local, watcher)
         if found != md5:
-            raise DataError(_wrong_sum(str(local), local.stat().st_size, found, md5))
+            raise DataError(_wrong_sum(str(local), local.stat().st_size, found, md5, given))
     else:
         archive = part.path
         # The volumes in the archive are compressed already, so that it is hardly larger than what is in it
         download = Download(
             address, part, known.rough_bytes, patience, lambda size: place.check_space(size, size), watcher
         )
-        _download_right(download, md5)
+        _download_right(download, md5, given)
     size = archive.stat().st_size
     present = _unpack(known, place, archive, address, md5, watcher)
     part.remove()
     return Fetched(known, place.path, present, False, shown(address), md5, size)
 
 
-def _download_right(download: Download, md5: str) -> None:
+def _download_right(download: Download, md5: str, given: bool) -> None:
     """Downloads until the checksum is right: one pieced together is tried once afresh, for a seam may be wrong."""
     part, watcher, address = download.part, download.watcher, shown(download.address)
     pieced = part.whole
@@ -108,7 +112,7 @@ def _download_right(download: Download, md5: str) -> None:
         watcher.say(f"downloading {address} to {part.path}")
         pieced = download.run()
     while (found := md5_of(part.path, watcher)) != md5:
-        fault = _wrong_sum(address, part.size, found, md5)
+        fault = _wrong_sum(address, part.size, found, md5, given)
         part.remove()
         if not pieced:
             raise DataError(fault)
@@ -118,10 +122,11 @@ def _download_right(download: Download, md5: str) -> None:
     watcher.say(f"the checksum is right: MD5 {md5}")
 
 
-def _wrong_sum(what: str, size: int, found: str, md5: str) -> str:
+def _wrong_sum(what: str, size: int, found: str, md5: str, given: bool) -> str:
+    own = f"; if the archive is yours and whole, add `--md5 {found}`" if given else ""
     return (
         f"{what} ({size_text(size)}) has the MD5 checksum {found}, and {md5} is expected: it is another file or a damaged one; "
-        "try again later, or another mirror with --from"
+        f"try again later, or another mirror with --from{own}"
     )
 
 
@@ -130,7 +135,8 @@ def _unpack(known: KnownSet, place: Target, archive: Path, address: str, md5: st
     called = shown(address) if downloaded else str(archive)
     try:
         try:
-            count = unpack(archive, called, place.unpacking, lambda size: place.check_space(0, size), watcher)
+            check = lambda size: place.check_space(0, size)  # noqa: E731
+            count = unpack(archive, called, place.unpacking, check, watcher, known.task)
             present = _unpacked_set(place.unpacking, called)
         except DataError:
             # Its checksum is right, so that it would be no better the next time

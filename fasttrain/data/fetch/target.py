@@ -17,6 +17,7 @@ from fasttrain.data.fetch.watcher import Watcher, size_text
 from fasttrain.data.sources.dataset_json import read_dataset_json
 from fasttrain.data.sources.found import listed
 from fasttrain.errors import DataError, StorageError
+from fasttrain.wording import counted
 
 _ORIGIN = ".fasttrain-fetched.json"
 
@@ -167,7 +168,10 @@ def whole_set(folder: Path, remedy: str) -> Present:
             faults.append(f"training[{number}]")
         faults += [name for name in named if not _has_bytes(folder / name)]
     if faults:
-        raise DataError(f"{path} lists {len(faults)} files that are missing or empty: {listed(faults)}; {remedy}")
+        are = "are" if len(faults) > 1 else "is"
+        raise DataError(
+            f"{path} lists {counted(len(faults), 'file')} that {are} missing or empty: {listed(faults)}; {remedy}"
+        )
     title = document.get("name")
     return Present(len(training), len(test) if isinstance(test, list) else 0, title if isinstance(title, str) else None)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from fasttrain.data.file_names import FileFinder, is_left_behind
 from fasttrain.data.nifti import case_id, is_nifti
-from fasttrain.data.sources.dataset_json import read_dataset_json, warn_of_labels
-from fasttrain.data.sources.found import FoundCases, describe_files, listed
+from fasttrain.data.sources.dataset_json import read_dataset_json, warn_of_count, warn_of_labels
+from fasttrain.data.sources.found import FoundCases, describe_files, left_behind, listed, warn_of_left_behind
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec, DecathlonSource
 from fasttrain.samples import Case
+from fasttrain.wording import counted
 
 
 def find_decathlon(spec: DataSpec, root: Path) -> FoundCases:
@@ -26,51 +29,89 @@ def find_decathlon(spec: DataSpec, root: Path) -> FoundCases:
 def read_decathlon(spec: DataSpec, path: Path) -> FoundCases:
     """The cases that the given `dataset.json` lists; see `find_decathlon`."""
     document = read_dataset_json(path)
+    entries = _entries_of(path, document)
+    faults: list[str] = []
+    cases: list[Case] = []
+    ignored: list[Path] = []
+    finder = FileFinder(path.parent)
+    for number, entry in enumerate(entries):
+        images = _images_of(entry)
+        if images and all(map(_is_left_behind, images)):
+            ignored.extend(finder.find(one) for one in images)
+        elif (case := _case_of(path, number, entry, finder, faults)) is not None:
+            cases.append(case)
+    faults.extend(_faults_between(path, cases))
+    if not cases and not faults:
+        raise DataError(f"{path} fits no case: all it lists under 'training' are files that macOS left behind")
+    if faults:
+        raise DataError(faults)
+    folders = {file.parent for case in cases for file in (*case.images, case.label) if file is not None}
+    warnings = [
+        *warn_of_count(path, document, len(cases), len(entries)),
+        *warn_of_labels(path, document, spec),
+        *_warn_of_unlisted(cases),
+        *warn_of_left_behind(path.parent, {*left_behind((path.parent, *folders)), *ignored}),
+    ]
+    return FoundCases(tuple(sorted(cases, key=lambda case: case.name)), tuple(warnings))
+
+
+def _entries_of(path: Path, document: dict[str, Any]) -> list[Any]:
     entries = document.get("training")
+    if isinstance(entries, dict):
+        found = "one entry that is in no list" if {"image", "label"} & entries.keys() else "an object"
+        raise DataError(f"{path}: 'training' should be a list of {{image, label}} entries, [ … ]; found {found}")
     if not isinstance(entries, list):
-        keys = listed(map(str, document)) or "no keys"
-        raise DataError(f"{path}: 'training' should be a list of {{image, label}} entries; found {keys}")
+        keys = listed(map(str, document)) or "no keys" if "training" not in document else f"{entries!r:.80}"
+        nnunet = "; an nnU-Net folder is read with data.source.kind: nnunet" if "file_ending" in document else ""
+        raise DataError(f"{path}: 'training' should be a list of {{image, label}} entries; found {keys}{nnunet}")
     if not entries:
         raise DataError(
             f"{path} fits no case: looked for entries under 'training', found an empty list beside "
             f"{describe_files(path.parent)}"
         )
-    faults: list[str] = []
-    cases = [case for number, entry in enumerate(entries) if (case := _case_of(path, number, entry, faults))]
-    faults.extend(_faults_between(path, cases))
-    if faults:
-        raise DataError(faults)
-    warnings = [
-        *_warn_of_count(path, document, len(cases)),
-        *warn_of_labels(path, document, spec),
-        *_warn_of_unlisted(cases),
-    ]
-    return FoundCases(tuple(sorted(cases, key=lambda case: case.name)), tuple(warnings))
+    return entries
 
 
-def _case_of(path: Path, number: int, entry: Any, faults: list[str]) -> Case | None:
+def _images_of(entry: Any) -> list[str]:
+    """The image paths of a well-formed entry, else []."""
+    images = entry.get("image") if isinstance(entry, dict) else None
+    images = [images] if isinstance(images, str) else images
+    if not isinstance(images, list) or not all(isinstance(one, str) and one for one in images):
+        return []
+    return images
+
+
+def _is_left_behind(written: str) -> bool:
+    return is_left_behind(written.replace("\\", "/").rsplit("/", 1)[-1])
+
+
+def _case_of(path: Path, number: int, entry: Any, finder: FileFinder, faults: list[str]) -> Case | None:
     where = f"{path}: training[{number}]"
     if not isinstance(entry, dict):
         faults.append(f"{where} is {entry!r:.80}; an object with 'image' and 'label' is expected")
         return None
-    images = entry.get("image")
-    images = [images] if isinstance(images, str) else images
-    label = entry.get("label")
+    images, label = _images_of(entry), entry.get("label")
     before = len(faults)
-    if not images or not isinstance(images, list) or not all(isinstance(one, str) and one for one in images):
+    if not images:
         has = f"the label {label} has no image" if isinstance(label, str) else "there is no image"
         faults.append(f"{where}: {has}; give 'image' a path or a list of paths")
     if not isinstance(label, str) or not label:
-        has = f"the image {images[0]} has no label" if isinstance(images, list) and images else "there is no label"
+        has = f"the image {images[0]} has no label" if images else "there is no label"
         faults.append(f"{where}: {has}; give 'label' a path")
-    if len(faults) > before or not isinstance(label, str) or not isinstance(images, list):
+    if len(faults) > before or not isinstance(label, str):
         return None
-    files = [path.parent / one for one in images]
-    for kind, file in (*(("image", file) for file in files), ("label", path.parent / label)):
-        if not file.is_file():
-            found = "is a folder" if file.is_dir() else "does not exist"
+    files = [finder.find(one) for one in images]
+    label_file = finder.find(label)
+    for kind, file in (*(("image", file) for file in files), ("label", label_file)):
+        # os.path never raises, whatever the document has for a path
+        if is_left_behind(file.name):
+            faults.append(
+                f"{where}: the {kind} {file} is what macOS left beside a file; name the {kind} or take the entry out"
+            )
+        elif not os.path.isfile(file):
+            found = "is a folder" if os.path.isdir(file) else "does not exist"
             faults.append(f"{where}: the {kind} {file} {found}; put the file there or take the entry out")
-    return Case(case_id(files[0]), tuple(files), path.parent / label)
+    return Case(case_id(files[0]), tuple(files), label_file)
 
 
 def _faults_between(path: Path, cases: list[Case]) -> list[str]:
@@ -90,13 +131,6 @@ def _faults_between(path: Path, cases: list[Case]) -> list[str]:
     return faults
 
 
-def _warn_of_count(path: Path, document: dict[str, Any], found: int) -> list[str]:
-    announced = document.get("numTraining")
-    if announced is None or announced == found:
-        return []
-    return [f"{path} says numTraining is {announced}, but lists {found} cases; all {found} are used"]
-
-
 def _warn_of_unlisted(cases: list[Case]) -> list[str]:
     used = {path.resolve() for case in cases for path in (*case.images, case.label) if path is not None}
     warnings = []
@@ -108,6 +142,6 @@ def _warn_of_unlisted(cases: list[Case]) -> list[str]:
         ]
         if extra:
             warnings.append(
-                f"{folder} holds {len(extra)} files that dataset.json does not list ({listed(extra)}); not used"
+                f"{folder} holds {counted(len(extra), 'file')} that dataset.json does not list ({listed(extra)}); not used"
             )
     return warnings

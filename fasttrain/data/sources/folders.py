@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fasttrain.data.file_names import FileFinder
 from fasttrain.data.nifti import case_id, is_nifti
-from fasttrain.data.sources.found import FoundCases, describe_files, index_by_id, listed, pair_by_id, visible_files
+from fasttrain.data.sources.found import (
+    FoundCases,
+    describe_files,
+    index_by_id,
+    left_behind,
+    listed,
+    pair_by_id,
+    visible_files,
+    warn_of_left_behind,
+)
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec, FoldersSource
 from fasttrain.samples import Case
+from fasttrain.wording import counted
 
 
 def find_folders(spec: DataSpec, root: Path) -> FoundCases:
@@ -20,24 +31,26 @@ def find_folders(spec: DataSpec, root: Path) -> FoundCases:
     assert isinstance(source, FoldersSource)
     if len(source.image_suffixes) not in (1, len(spec.channels)):
         raise DataError(
-            f"data.source.image_suffixes has {len(source.image_suffixes)} entries for {len(spec.channels)} channels; give one "
-            "for a file with all channels, or one a channel"
+            f"data.source.image_suffixes has {counted(len(source.image_suffixes), 'entry', 'entries')} for "
+            f"{counted(len(spec.channels), 'channel')}; give one for a file with all channels, or one a channel"
         )
     if len(set(source.image_suffixes)) != len(source.image_suffixes):
         raise DataError("data.source.image_suffixes names a suffix twice; each channel has its own")
     faults: list[str] = []
     files: list[list[Path]] = []
-    for folder in (root / source.images, root / source.labels):
+    finder = FileFinder(root)
+    folders = [finder.find(source.images), finder.find(source.labels)]
+    for folder in folders:
         try:
             files.append(visible_files(folder))
         except DataError as error:
             faults.extend(f"{fault}; in {root} lies {describe_files(root)}" for fault in error.faults)
     if faults:
         raise DataError(faults)
-    shared = (root / source.images).resolve() == (root / source.labels).resolve()
+    shared = folders[0].resolve() == folders[1].resolve()
     if shared and source.label_suffix in source.image_suffixes:
         raise DataError(
-            f"data.source: images and labels share {root / source.images} and the suffix {source.label_suffix!r}; give "
+            f"data.source: images and labels share {folders[0]} and the suffix {source.label_suffix!r}; give "
             "label_suffix what sets labels apart"
         )
     images = index_by_id(files[0], source.image_suffixes, [source.label_suffix] if shared else ())
@@ -51,12 +64,19 @@ def find_folders(spec: DataSpec, root: Path) -> FoundCases:
         labels,
         list(zip(source.image_suffixes, names, strict=True)),
         looked_for=pattern,
-        found_instead=f"{describe_files(root / source.images)} in {source.images}",
+        found_instead=f"{describe_files(folders[0])} in {source.images}",
     )
-    return FoundCases(cases, tuple(_warn_of_unused(files, cases, pattern)))
+    warnings = [*_warn_of_unused(files, cases, pattern), *warn_of_left_behind(root, left_behind((root, *folders)))]
+    return FoundCases(cases, tuple(warnings))
 
 
 def _warn_of_unused(files: list[list[Path]], cases: tuple[Case, ...], pattern: str) -> list[str]:
     used = {path for case in cases for path in (*case.images, case.label)}
     extra = sorted({case_id(path) for group in files for path in group if is_nifti(path) and path not in used})
-    return [f"{len(extra)} files do not fit {pattern} ({listed(extra)}); not used"] if extra else []
+    return (
+        [
+            f"{counted(len(extra), 'file')} {'do' if len(extra) > 1 else 'does'} not fit {pattern} ({listed(extra)}); not used"
+        ]
+        if extra
+        else []
+    )

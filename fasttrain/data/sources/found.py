@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.data.file_names import as_text, is_left_behind
 from fasttrain.data.nifti import ENDINGS, case_id, is_nifti
 from fasttrain.errors import DataError
 from fasttrain.samples import Case
@@ -23,18 +25,47 @@ class FoundCases:
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """The files of a folder, sorted, without hidden ones (macOS leaves `._*` and `.DS_Store` behind).
+    """The files of a folder, sorted, without hidden ones and those that `left_behind` counts.
 
     Raises DataError where the folder is missing or cannot be listed.
     """
     try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_dir())
+        return sorted(
+            path
+            for path in folder.iterdir()
+            if not path.name.startswith(".") and not is_left_behind(path.name) and not path.is_dir()
+        )
     except FileNotFoundError:
         raise DataError(f"{folder} does not exist") from None
     except NotADirectoryError:
         raise DataError(f"{folder} is a file; a folder is expected") from None
     except OSError as error:
         raise DataError(f"{folder} cannot be listed: {error.strerror or error}") from error
+
+
+def left_behind(folders: Iterable[Path]) -> list[Path]:
+    """What lies directly in the folders and is a system's own (`._*`, `.DS_Store`, `__MACOSX`, …) or a hidden NIfTI file."""
+    found: set[Path] = set()
+    for folder in set(folders):
+        # A folder that cannot be listed is told of where its files are looked for
+        with contextlib.suppress(OSError):
+            found |= {
+                path
+                for path in folder.iterdir()
+                if is_left_behind(path.name) or (path.name.startswith(".") and is_nifti(path))
+            }
+    return sorted(found)
+
+
+def warn_of_left_behind(root: Path, paths: Collection[Path]) -> list[str]:
+    """One sentence with the count of what `left_behind` found, none where it is nothing."""
+    if not paths:
+        return []
+    names = listed(path.name for path in sorted(paths))
+    return [
+        f"{root}: {len(paths)} file{'s' if len(paths) > 1 else ''} that macOS or Windows left behind, or that "
+        f"{'are' if len(paths) > 1 else 'is'} hidden, ignored ({names})"
+    ]
 
 
 def listed(names: Iterable[str], limit: int = _NAMED) -> str:
@@ -47,7 +78,9 @@ def listed(names: Iterable[str], limit: int = _NAMED) -> str:
 def describe_files(folder: Path) -> str:
     """What lies in a folder, for a sentence about what was found instead of cases."""
     try:
-        entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        entries = sorted(
+            path for path in folder.iterdir() if not path.name.startswith(".") and not is_left_behind(path.name)
+        )
     except OSError:
         return "no such folder"
     if not entries:
@@ -64,17 +97,19 @@ def index_by_id(
 ) -> dict[str, dict[str, list[Path]]]:
     """NIfTI files by suffix and id. A file belongs to the longest suffix that ends its stem; `others` claim files too.
 
-    Returns {suffix: {id: paths}}; files that no suffix fits are left out.
+    Returns {suffix: {id: paths}}; files that no suffix fits are left out. Ids are in one Unicode form (`as_text`), whichever
+    the file and the suffix have.
     """
     index: dict[str, dict[str, list[Path]]] = {suffix: {} for suffix in suffixes}
-    by_length = sorted({*suffixes, *others}, key=len, reverse=True)
+    as_given = {as_text(suffix): suffix for suffix in suffixes}
+    by_length = sorted({*as_given, *map(as_text, others)}, key=len, reverse=True)
     for path in paths:
         if not is_nifti(path):
             continue
         stem = case_id(path)
         suffix = next((one for one in by_length if stem.endswith(one) and len(stem) > len(one)), None)
-        if suffix in index:
-            index[suffix].setdefault(stem[: len(stem) - len(suffix)], []).append(path)
+        if suffix in as_given:
+            index[as_given[suffix]].setdefault(stem[: len(stem) - len(suffix)], []).append(path)
     return index
 
 

@@ -6,11 +6,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fasttrain.data.nifti import case_id, is_nifti
-from fasttrain.data.sources.dataset_json import read_dataset_json, warn_of_labels
-from fasttrain.data.sources.found import FoundCases, describe_files, index_by_id, listed, pair_by_id, visible_files
+from fasttrain.data.nifti import ENDINGS, case_id, is_nifti
+from fasttrain.data.sources.dataset_json import channel_table, read_dataset_json, warn_of_count, warn_of_labels
+from fasttrain.data.sources.found import (
+    FoundCases,
+    describe_files,
+    index_by_id,
+    left_behind,
+    listed,
+    pair_by_id,
+    visible_files,
+    warn_of_left_behind,
+)
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
+from fasttrain.wording import counted
 
 _NUMBERED = re.compile(r"_\d{4}$")
 
@@ -20,18 +30,21 @@ def find_nnunet(spec: DataSpec, root: Path) -> FoundCases:
 
     Raises one DataError with every case that lacks a channel file, an image or a label, or where nothing fits.
     """
+    document_path = root / "dataset.json"
+    document = read_dataset_json(document_path) if document_path.is_file() else {}
     faults: list[str] = []
     folders: dict[str, list[Path]] = {}
     for name in ("imagesTr", "labelsTr"):
         try:
             folders[name] = visible_files(root / name)
         except DataError as error:
-            faults.extend(f"{fault}; in {root} lies {describe_files(root)}" for fault in error.faults)
+            listing = f", and the list 'dataset' in {document_path.name} is not read" if "dataset" in document else ""
+            faults.extend(f"{fault}; in {root} lies {describe_files(root)}{listing}" for fault in error.faults)
     if faults:
         raise DataError(faults)
-    document_path = root / "dataset.json"
-    document = read_dataset_json(document_path) if document_path.is_file() else {}
     numbers, warnings = _channel_numbers(spec, document_path, document)
+    folders, unused = _with_ending(document_path, document, folders)
+    warnings += unused
     suffixes = [f"_{number:04d}" for number in numbers]
     images = index_by_id(folders["imagesTr"], suffixes)
     labels = index_by_id(folders["labelsTr"], [""])[""]
@@ -45,23 +58,46 @@ def find_nnunet(spec: DataSpec, root: Path) -> FoundCases:
     warnings += _warn_of_others(root / "imagesTr", folders["imagesTr"], suffixes)
     if document:
         warnings += warn_of_labels(document_path, document, spec)
-        if document.get("numTraining", len(cases)) != len(cases):
-            warnings.append(
-                f"{document_path} says numTraining is {document['numTraining']}, but {len(cases)} cases were found"
-            )
+        warnings += warn_of_count(document_path, document, len(cases))
+    warnings += warn_of_left_behind(root, left_behind((root, root / "imagesTr", root / "labelsTr")))
     return FoundCases(cases, tuple(warnings))
+
+
+def _with_ending(
+    path: Path, document: dict[str, Any], folders: dict[str, list[Path]]
+) -> tuple[dict[str, list[Path]], list[str]]:
+    """The files that end in `file_ending`, the only ones that nnU-Net takes, and one sentence on those that end otherwise."""
+    ending = document.get("file_ending")
+    if ending is None:
+        return folders, []
+    if not isinstance(ending, str) or ending.lower() not in ENDINGS:
+        raise DataError(
+            f"{path} says file_ending is {ending!r:.80}, but {' and '.join(ENDINGS)} are read; convert the files to NIfTI and "
+            "set it to .nii.gz"
+        )
+    chosen = {
+        name: [file for file in files if file.name.lower().endswith(ending.lower())] for name, files in folders.items()
+    }
+    others = [file for name, files in folders.items() for file in files if is_nifti(file) and file not in chosen[name]]
+    if not others:
+        return chosen, []
+    names = listed(file.name for file in others)
+    otherwise = "end otherwise are" if len(others) > 1 else "ends otherwise is"
+    return chosen, [
+        f"{path} says file_ending is {ending}; {counted(len(others), 'file')} that {otherwise} not used ({names})"
+    ]
 
 
 def _channel_numbers(spec: DataSpec, path: Path, document: dict[str, Any]) -> tuple[list[int], list[str]]:
     by_order = list(range(len(spec.channels)))
-    table = document.get("channel_names", document.get("modality"))
-    if not isinstance(table, dict):
+    table = channel_table(document)
+    if not table:
         return by_order, []
-    numbers = {str(name).casefold(): int(number) for number, name in table.items() if str(number).isdecimal()}
+    numbers = {name.casefold(): number for number, name in table.items()}
     wanted = [name.casefold() for name in spec.channels]
     if len(numbers) == len(table) and all(name in numbers for name in wanted):
         return [numbers[name] for name in wanted], []
-    names = ", ".join(map(str, table.values()))
+    names = ", ".join(table.values())
     return by_order, [
         f"{path} names the channels {names}, but data.channels {', '.join(spec.channels)}; taken by their order"
     ]

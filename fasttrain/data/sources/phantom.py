@@ -14,7 +14,6 @@ import numpy as np
 from fasttrain.data.sources.dataset_json import read_dataset_json
 from fasttrain.data.sources.decathlon import read_decathlon
 from fasttrain.data.sources.found import FoundCases
-from fasttrain.data.sources.phantom_volume import make_phantom
 from fasttrain.errors import DataError, StorageError
 from fasttrain.recipe.data_spec import DataSpec, PhantomSource
 from fasttrain.run_folder import write_json, write_whole
@@ -95,6 +94,9 @@ def _is_whole(root: Path, number: int, recorded: dict[str, list[int]]) -> bool:
 
 
 def _write_case(seed: int, number: int, root: Path) -> list[int]:
+    # scipy.ndimage takes a third of a second, which no other source should wait for
+    from fasttrain.data.sources.phantom_volume import make_phantom
+
     volume = make_phantom(seed, number)
     sizes = []
     for folder, values in zip(_FOLDERS, (volume.image, volume.label), strict=True):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from fasttrain.data.file_names import as_text, is_left_behind
 from fasttrain.data.nifti import case_id, is_nifti
 from fasttrain.data.sources.found import describe_files, index_by_id, listed, visible_files
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec, FoldersSource, NnunetSource
 from fasttrain.samples import Case
+
+_NUMBERED = re.compile(r"(?P<id>.+)_(?P<number>\d{4})")
+_MOST_CHANNELS = 8
+"""More files of one name that are numbered are taken for cases."""
 
 
 def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None = None) -> tuple[Case, ...]:
@@ -17,19 +24,24 @@ def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None 
 
     A source with one file a channel (nnU-Net's, or folders with several suffixes) is read so here too: of the file of any
     channel its siblings are found. `suffixes` are those of the training's channel files, where they were not in the order of
-    the recipe. Raises DataError where `given` is missing, holds no volume, or a channel's file lacks or is there twice.
+    the recipe. What `label_files` names is left out. Raises DataError where `given` is missing, holds no volume, or a channel's
+    file lacks or is there twice.
     """
     if not given.exists():
         raise DataError(f"{given} does not exist; name a NIfTI file or a folder of them")
     suffixes = list(suffixes) if suffixes is not None else _suffixes(spec)
     if given.is_file():
+        if is_left_behind(given.name):
+            raise DataError(f"{given} is what macOS left beside a file, not an image; name the file itself")
         if not is_nifti(given):
             raise DataError(f"{given} is no NIfTI file (.nii or .nii.gz)")
         if len(suffixes) == 1:
             # One file is one case, whatever it is called and whatever lies beside it
             stem = case_id(given)
-            return (Case(stem.removesuffix(suffixes[0]) or stem, (given,), None),)
-    index = index_by_id(visible_files(given if given.is_dir() else given.parent), suffixes)
+            return (Case(stem.removesuffix(as_text(suffixes[0])) or stem, (given,), None),)
+    files = visible_files(given if given.is_dir() else given.parent)
+    labels = set(_labels_among(spec, files, suffixes))
+    index = index_by_id([path for path in files if path not in labels], suffixes)
     names = sorted({name for by_name in index.values() for name in by_name})
     if given.is_file():
         names = [name for name in names if any(given in index[suffix].get(name, ()) for suffix in suffixes)]
@@ -38,8 +50,9 @@ def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None 
             f"{given} is no file of one channel: its name should end in {listed(suffixes)} and .nii.gz or .nii"
         )
     if not names:
+        ending = f", which all end as the run's labels do{_label_ending(spec)}" if labels else ""
         raise DataError(
-            f"{given} holds no volume to predict: looked for CASE{suffixes[0]}.nii.gz, found {describe_files(given)}"
+            f"{given} holds no volume to predict: looked for CASE{suffixes[0]}.nii.gz, found {describe_files(given)}{ending}"
         )
     faults = [
         f"case {name} lacks the image file of channel {listed(missing)}"
@@ -61,12 +74,54 @@ def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None 
     return tuple(Case(name, tuple(index[suffix][name][0] for suffix in suffixes), None) for name in names)
 
 
-def passed_over(spec: DataSpec, given: Path, cases: Sequence[Case]) -> tuple[Path, ...]:
-    """The NIfTI files of a folder that belong to none of `cases`, since their names end otherwise."""
+def label_files(spec: DataSpec, given: Path, suffixes: Sequence[str] | None = None) -> tuple[Path, ...]:
+    """The files of a folder that end as the labels of the run do (`data.source.label_suffix`), which no longer image suffix does.
+
+    Where images and labels were trained on from folders of their own, only those beside an image of the same id: an image could
+    happen to be called so. A file that is named by itself is an image, whatever it is called.
+    """
     if not given.is_dir():
         return ()
-    used = {path for case in cases for path in case.images}
+    return _labels_among(spec, visible_files(given), list(suffixes) if suffixes is not None else _suffixes(spec))
+
+
+def _labels_among(spec: DataSpec, files: Sequence[Path], suffixes: Sequence[str]) -> tuple[Path, ...]:
+    source = spec.source
+    if not isinstance(source, FoldersSource) or not source.label_suffix or source.label_suffix in suffixes:
+        return ()
+    labels = index_by_id(files, [source.label_suffix], suffixes)[source.label_suffix]
+    if PurePosixPath(source.images) != PurePosixPath(source.labels):
+        images = index_by_id(files, suffixes, [source.label_suffix])
+        labels = {name: paths for name, paths in labels.items() if any(name in images[suffix] for suffix in suffixes)}
+    return tuple(sorted(path for paths in labels.values() for path in paths))
+
+
+def _label_ending(spec: DataSpec) -> str:
+    return f" ({spec.source.label_suffix})" if isinstance(spec.source, FoldersSource) else ""
+
+
+def passed_over(given: Path, cases: Sequence[Case], labels: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """The NIfTI files of a folder that belong to none of `cases` and are none of `labels`, since their names end otherwise."""
+    if not given.is_dir():
+        return ()
+    used = {path for case in cases for path in case.images} | set(labels)
     return tuple(path for path in visible_files(given) if is_nifti(path) and path not in used)
+
+
+def channels_of_one_case(cases: Sequence[Case]) -> tuple[tuple[str, ...], ...]:
+    """Groups of one-file cases that are named as nnU-Net names the channels of a case: `CASE_0000`, `CASE_0001` and so on.
+
+    Numbers that begin otherwise, leave one out or go on for longer than channels do count cases.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for case in cases:
+        if len(case.images) == 1 and (match := _NUMBERED.fullmatch(case.name)):
+            groups[match["id"]].append(case.name)
+    return tuple(
+        tuple(sorted(names))
+        for _, names in sorted(groups.items())
+        if 2 <= len(names) <= _MOST_CHANNELS and sorted(int(name[-4:]) for name in names) == list(range(len(names)))
+    )
 
 
 def channel_suffixes(spec: DataSpec, case: Case) -> list[str] | None:

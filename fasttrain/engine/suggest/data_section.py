@@ -8,6 +8,7 @@ from fasttrain.data.fingerprint import Fingerprint, Window
 from fasttrain.engine.suggest.commented_yaml import comment, number, numbers, quoted, section
 from fasttrain.engine.suggest.planner import SuggestedPlan
 from fasttrain.recipe.data_spec import FoldersSource
+from fasttrain.wording import counted
 
 _FOLDS = 5
 _NONZERO_SHARE = 0.75
@@ -26,8 +27,9 @@ def data_section(found: Fingerprint, plan: SuggestedPlan, window: Window | None)
     if found.non_finite:
         lines += [
             comment(
-                f"{len(found.non_finite)} cases have NaN or infinite voxels (the first: {found.non_finite[0]}); they are filled "
-                "with the channel's minimum. Better is to mend the files and take this line out."
+                f"{counted(len(found.non_finite), 'case')} with NaN or infinite voxels (the first: "
+                f"{found.non_finite[0]}); they are filled with the "
+                "channel's minimum. Better is to mend the files and take this line out."
             ),
             "  nan_policy: replace",
         ]

@@ -17,6 +17,7 @@ from fasttrain.machine.hardware import survey
 from fasttrain.machine.limits import cpu_limit
 from fasttrain.recipe.recipe import Recipe, faults_across
 from fasttrain.recipe.yaml_text import parse
+from fasttrain.wording import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ class Suggestion:
         """The same in a few words."""
         found, plan = self.found, self.plan
         kind = "CT" if found.is_ct else "not CT"
-        sizes = f"{_count(len(found.cases), 'case')}, {_count(len(found.layout.channels), 'channel')}"
+        sizes = f"{counted(len(found.cases), 'case')}, {counted(len(found.layout.channels), 'channel')}"
         return [
             (
                 "layout",
@@ -82,8 +83,8 @@ class Suggestion:
             texts.append("there is one case, which trains and validates; its score says nothing about other cases")
         if found.non_finite:
             texts.append(
-                f"{len(found.non_finite)} cases have NaN or infinite voxels (such as {found.non_finite[0]}); the recipe fills "
-                "them (data.nan_policy: replace)"
+                f"{counted(len(found.non_finite), 'case')} with NaN or infinite voxels (such as "
+                f"{found.non_finite[0]}); the recipe fills them (data.nan_policy: replace)"
             )
         if found.layout.named_channels and found.looks_like_hounsfield and not found.is_ct:
             texts.append(
@@ -118,7 +119,3 @@ def suggest(
     if faults:
         raise AssertionError(f"the suggested recipe is not sound: {faults}")
     return Suggestion(text, recipe, found, plan)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

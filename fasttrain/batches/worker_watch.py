@@ -1,0 +1,160 @@
+"""Owns the watch over workers: whether they live and move, and the sentence that says which case and what cause ended one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import weakref
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+
+import psutil
+
+from fasttrain.batches.whereabouts import Whereabouts
+from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError
+from fasttrain.machine.limits import oom_kills
+
+MOST_SECONDS_WITHOUT_A_MOVE = 300.0
+"""A single case of hundreds of megabytes may take a minute from a slow disk; after five a read will not end."""
+LOST_BATCH = 71
+"""The exit code of a worker whose finished batch could not be sent."""
+_ENDED = re.compile(r"DataLoader worker \(pid|Pin memory thread exited unexpectedly")
+_FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+
+_watches: weakref.WeakSet[WorkerWatch] = weakref.WeakSet()
+"""torch's handler of a worker's death raises wherever the trainer is just then, with nothing that leads to the loader."""
+
+
+class WorkerWatch:
+    """Watches the workers of one loader. `case_names` are the names of the cases by index, as far as they are known."""
+
+    def __init__(
+        self,
+        table: Whereabouts,
+        case_names: Sequence[str],
+        most_seconds: float = MOST_SECONDS_WITHOUT_A_MOVE,
+        kills: Callable[[], int | None] = oom_kills,
+    ) -> None:
+        self.broken = False
+        """True once a worker has died or hangs: what is shared with the others may be locked for ever."""
+        self._table = table
+        self._names = case_names
+        self._most_seconds = most_seconds
+        self._kills = kills
+        self._kills_before: int | None = None
+        self._processes: Sequence[BaseProcess] = ()
+        self._moves: tuple[int, ...] = ()
+        self._idle_seconds = 0.0
+
+    def begin(self, processes: Sequence[BaseProcess]) -> None:
+        """New workers have begun; none where they are threads."""
+        self.broken, self._processes = False, processes
+        self._kills_before = self._kills()
+        self._moves, self._idle_seconds = (), 0.0
+        _watches.add(self)
+
+    def end(self) -> None:
+        """The workers were told to end, and their ends mean nothing any more."""
+        self._processes = ()
+        _watches.discard(self)
+
+    def check(self, waited_seconds: float) -> None:
+        """To be called while the trainer waits for a batch, every `waited_seconds`; raises where none can be hoped for.
+
+        Seconds are those of the trainer's own waiting: a run that is stopped and continued does not count as one that hangs.
+        """
+        if (known := self.death()) is not None:
+            raise known
+        moves = self._table.moves()
+        self._idle_seconds = self._idle_seconds + waited_seconds if moves == self._moves else 0.0
+        self._moves = moves
+        if self._idle_seconds >= self._most_seconds:
+            self.broken = True
+            raise MachineError(self._hang_text())
+
+    def received(self) -> None:
+        """A batch has come."""
+        self._idle_seconds = 0.0
+
+    def death(self) -> FasttrainError | None:
+        """The sentence about a worker process that ended by itself; None where all live."""
+        for worker, process in enumerate(self._processes):
+            code = process.exitcode
+            if code is not None:
+                self.broken = True
+                return self._death_error(worker, process.pid, code)
+        return None
+
+    def _death_error(self, worker: int, pid: int | None, code: int) -> FasttrainError:
+        how = f"was killed by signal {-code} ({_signal_name(-code)})" if code < 0 else f"ended with exit code {code}"
+        told = f"a data loader worker ended: pid {pid} {how} {self._where(worker)}"
+        fewer = f"lower data.workers (now {self._table.workers}) or data.prefetch_factor"
+        before, now = self._kills_before, self._kills()
+        if code == -signal.SIGKILL and before is not None and now is not None and now > before:
+            return OutOfMemoryError(
+                f"{told}, since the system ran out of memory (the cgroup's oom_kill count rose from {before} to {now}); {fewer}, "
+                "set data.cache.kind: disk, or raise the memory limit"
+            )
+        if code == -signal.SIGBUS:
+            return OutOfMemoryError(
+                f"{told}: /dev/shm or the disk of a mapped file is full; {fewer}, or give a container more by --shm-size"
+            )
+        if -code in _FAULTS:
+            return MachineError(f"{told}: native code failed; look at that case with `fasttrain check`; {fewer}")
+        if code == LOST_BATCH:
+            return MachineError(
+                f"{told}, for it could not send its batch: /dev/shm or the open-file limit (`ulimit -n`) is used up; {fewer}, or "
+                "set data.worker_kind: thread"
+            )
+        return MachineError(f"{told}; if memory is short, {fewer}")
+
+    def _where(self, worker: int) -> str:
+        case = self._table.case_of(worker)
+        return "between two cases" if case is None else f"while it was at case {self._name(case)}"
+
+    def _name(self, case: int) -> str:
+        return self._names[case] if case < len(self._names) else f"number {case + 1}"
+
+    def _hang_text(self) -> str:
+        at = [
+            (worker, case) for worker in range(self._table.workers) if (case := self._table.case_of(worker)) is not None
+        ]
+        shown = "; ".join(f"{self._who(worker)} is at case {self._name(case)}" for worker, case in at[:4])
+        more = f"; and {len(at) - 4} more" if len(at) > 4 else ""
+        doing = f"{shown}{more}" if at else "none is at a case, so that a batch was lost on its way"
+        return (
+            f"the data loader's workers have not moved for {self._most_seconds:.0f} s: {doing}; see whether the files can be "
+            "read (a network disk may no longer answer), then `fasttrain resume`"
+        )
+
+    def _who(self, worker: int) -> str:
+        if worker >= len(self._processes):
+            return f"thread {worker + 1}"
+        pid, state = self._processes[worker].pid, ""
+        with contextlib.suppress(psutil.Error):
+            state = f" ({psutil.Process(pid).status()})"
+        return f"pid {pid}{state}"
+
+
+def ended_worker(error: BaseException, workers: int) -> FasttrainError | None:
+    """The error of a worker that was killed, as the user's sentence; None for any other error.
+
+    torch's SIGCHLD handler raises it wherever the trainer is just then, more often in a step than while it waits for a batch.
+    """
+    if not isinstance(error, RuntimeError) or _ENDED.match(str(error)) is None:
+        return None
+    for watch in list(_watches):
+        if (known := watch.death()) is not None:
+            return known
+    return MachineError(
+        f"a data loader worker ended: {' '.join(str(error).split())}; if memory is short, lower data.workers "
+        f"(now {workers}) or data.prefetch_factor"
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

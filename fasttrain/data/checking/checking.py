@@ -1,0 +1,153 @@
+"""Owns the check of a data set: every file read or remembered, every case judged, and the faulty ones refused or left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fasttrain.data.checking.between import fault_of_empty, faults_of_copies
+from fasttrain.data.checking.judging import CaseFindings, Terms, judge
+from fasttrain.data.checking.reading_pass import Progress, facts_of
+from fasttrain.data.checking.remembered import Remembered
+from fasttrain.data.sources.found import listed
+from fasttrain.data.splits import Split
+from fasttrain.errors import DataError
+from fasttrain.samples import Case
+
+_MOST_WARNINGS = 20
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found. `cases` by name; set_faults concern no single case; notes are one sentence each on the check itself."""
+
+    root: Path
+    terms: Terms
+    cases: tuple[CaseFindings, ...]
+    set_faults: tuple[str, ...]
+    notes: tuple[str, ...]
+    files: int
+    files_read: int
+    seconds: float
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Every fault, those of cases by the name of the case."""
+        return (*(fault for case in self.cases for fault in case.faults), *self.set_faults)
+
+    @property
+    def bad(self) -> dict[str, tuple[str, ...]]:
+        """{name of a faulty case: its faults}."""
+        return {case.case.name: case.faults for case in self.cases if case.faults}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for all cases without foreground, one for each class that resampling loses, and the notes."""
+        bad = self.bad
+        sound = [case for case in self.cases if case.case.name not in bad]
+        empty = [case.case.name for case in sound if case.empty]
+        texts = [text for case in sound for text in case.warnings]
+        if len(texts) > _MOST_WARNINGS:
+            more = len(texts) - _MOST_WARNINGS
+            texts = [*texts[:_MOST_WARNINGS], f"{more} more classes vanish on resampling; `fasttrain check` lists them"]
+        if empty:
+            texts.insert(0, _empty_text(empty))
+        return (*texts, *self.notes)
+
+
+def check_cases(
+    cases: Sequence[Case],
+    root: Path,
+    terms: Terms,
+    split: Split | None,
+    folder: Path,
+    workers: int,
+    progress: Progress | None = None,
+    full: bool = False,
+) -> Checked:
+    """Reads every image and label that is not remembered from an earlier check (`full`: all) and judges each case.
+
+    `folder` is fasttrain's cache folder, where facts are remembered; nothing is written beside the data. Without a `split`
+    cases are compared all the same. Raises nothing for faults: they are in what is returned.
+    """
+    began = time.monotonic()
+    remembered = Remembered(folder, root)
+    wanted = [(path, terms.image_view) for case in cases for path in case.images]
+    wanted += [(case.label, terms.label_view) for case in cases if case.label is not None]
+    facts, files_read = facts_of(wanted, remembered, workers, full, progress)
+    note = remembered.save()
+    findings = [
+        judge(
+            case,
+            [facts[path, terms.image_view] for path in case.images],
+            facts[case.label, terms.label_view] if case.label is not None else None,
+            terms,
+        )
+        for case in sorted(cases, key=lambda case: case.name)
+    ]
+    copies = faults_of_copies([one for one in findings if not one.faults], split)
+    findings = [
+        replace(one, faults=(*one.faults, copies[one.case.name])) if one.case.name in copies else one
+        for one in findings
+    ]
+    empty = fault_of_empty(findings, split, root)
+    return Checked(
+        root=root,
+        terms=terms,
+        cases=tuple(findings),
+        set_faults=() if empty is None else (empty,),
+        notes=() if note is None else (note,),
+        files=len(facts),
+        files_read=files_read,
+        seconds=time.monotonic() - began,
+    )
+
+
+def without_bad_cases(checked: Checked, split: Split) -> Split:
+    """The split less the faulty cases, where the recipe says `bad_cases: skip`.
+
+    Raises DataError with every fault where it says `refuse`, where the set as a whole is faulty, and where no case is left to
+    train or to validate.
+    """
+    if not checked.faults:
+        return split
+    bad = checked.bad
+    if checked.terms.data.bad_cases == "refuse" or checked.set_faults:
+        raise DataError(checked.faults)
+    left = Split(*(tuple(case for case in part if case.name not in bad) for part in _parts(split)))
+    gone = [name for name, part in (("training", left.train), ("validation", left.validation)) if not part]
+    if gone:
+        raise DataError(
+            [
+                *checked.faults,
+                f"data.bad_cases: skip leaves no {' and no '.join(gone)} case of {checked.root}; mend cases, or change "
+                "data.split",
+            ]
+        )
+    empty = fault_of_empty([one for one in checked.cases if one.case.name not in bad], left, checked.root)
+    if empty is not None:
+        raise DataError([*checked.faults, empty])
+    return left
+
+
+def skipped_text(bad: dict[str, tuple[str, ...]]) -> list[str]:
+    """One sentence for all cases that were left out and one a fault."""
+    if not bad:
+        return []
+    many = f"{len(bad)} faulty case{'s' * (len(bad) != 1)}"
+    return [
+        f"left out {many} (data.bad_cases: skip): {listed(bad)}",
+        *(f"left out {name}: {fault}" for name, faults in bad.items() for fault in faults),
+    ]
+
+
+def _parts(split: Split) -> tuple[tuple[Case, ...], ...]:
+    return split.train, split.validation, split.test
+
+
+def _empty_text(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"the label of case {names[0]} holds nothing but background; the case is trained on as background"
+    return f"the labels of {len(names)} cases hold nothing but background ({listed(names)}); they are trained on as background"

@@ -1,0 +1,113 @@
+"""Owns the memory of facts: one file a data set in fasttrain's cache folder, by path, size, time of change and code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+
+from fasttrain.data.checking.facts import FileFacts, View
+from fasttrain.errors import StorageError
+from fasttrain.run_folder import write_whole
+
+_FORMAT = "fasttrain check 1"
+_ODD = re.compile(r"[^\w.-]+")
+
+
+class Remembered:
+    """The facts of the files of one data set; threads may ask and note at the same time.
+
+    A file counts as unchanged where its size and its time of change in nanoseconds are those that it was read with. What was
+    remembered by other code, was cut off, altered or written by something else is not remembered.
+    """
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        root = root.resolve()
+        name = _ODD.sub("_", root.name)[:60] or "data"
+        self.path = folder / "checks" / f"{name}-{_digest(os.fsencode(root))[:16]}.json"
+        self._files: dict[str, dict[str, Any]] = _load(self.path)
+        self._changed = False
+
+    def facts(self, path: Path, view: View) -> FileFacts | None:
+        """What is remembered of a file as it lies there now."""
+        entry = self._files.get(_name(path))
+        if entry is None or entry["stamp"] != stamp_of(path) or view.key not in entry["facts"]:
+            return None
+        facts = FileFacts.of_record(entry["facts"][view.key])
+        # A sentence names the file as it was given then
+        return None if facts.faults and entry["given"] != str(path) else facts
+
+    def note(self, path: Path, view: View, stamp: list[int] | None, facts: FileFacts) -> None:
+        """Keeps facts; `stamp` is that of the file before it was read, and a file that changed meanwhile is not kept."""
+        if stamp is None or stamp != stamp_of(path):
+            return
+        entry = self._files.get(_name(path))
+        if entry is None or entry["stamp"] != stamp:
+            entry = {"stamp": stamp, "given": str(path), "facts": {}}
+            self._files[_name(path)] = entry
+        entry["given"] = str(path)
+        entry["facts"][view.key] = facts.record()
+        self._changed = True
+
+    def save(self) -> str | None:
+        """Writes what is new, whole or not at all; one sentence where that cannot be done, which is no reason to stop."""
+        if not self._changed:
+            return None
+        there = {name: entry for name, entry in self._files.items() if os.path.exists(name)}
+        body = json.dumps(there, separators=(",", ":")).encode()
+        head = json.dumps({"format": _FORMAT, "code": _code(), "digest": _digest(body)}).encode()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with write_whole(self.path) as stream:
+                stream.write(head + b"\n" + body)
+        except (OSError, StorageError) as error:
+            reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+            return (
+                f"what the check found is not remembered, since {self.path.parent} cannot be written ({reason}); "
+                "set $FASTTRAIN_CACHE to a folder that can"
+            )
+        self._changed = False
+        return None
+
+
+def stamp_of(path: Path) -> list[int] | None:
+    """Size and time of change of a file; None where it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _load(path: Path) -> dict[str, dict[str, Any]]:
+    """The digest of the body is compared before anything in it is relied on."""
+    try:
+        head, _, body = path.read_bytes().partition(b"\n")
+        known = json.loads(head)
+        sound = known == {"format": _FORMAT, "code": _code(), "digest": _digest(body)}
+        return dict(json.loads(body)) if sound else {}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def _name(path: Path) -> str:
+    return os.path.abspath(path)
+
+
+def _digest(blob: bytes) -> str:
+    return hashlib.blake2b(blob, digest_size=16).hexdigest()
+
+
+@cache
+def _code() -> str:
+    """Of all that may decide what a file shows: the modules beside those that read it, and the libraries under them."""
+    here = Path(__file__).parent
+    sources = [_digest(path.read_bytes()) for path in sorted((*here.parent.glob("*.py"), *here.glob("*.py")))]
+    return _digest("\n".join([nib.__version__, np.__version__, *sources]).encode())

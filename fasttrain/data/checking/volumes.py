@@ -1,0 +1,101 @@
+"""Owns the arithmetic of what preprocessing makes of a grid: its shape and bytes, and the voxels that resampling picks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import nibabel as nib
+import numpy as np
+
+from fasttrain.data.grids import spacing_of
+
+_SAME_SPACING_MM = 1e-3
+"""As in preprocessing: nearer spacings are not resampled."""
+_MOST = 10**9
+_CENTRES_PER_CLASS = 10_000
+_SMALL_VOXELS = 1 << 16
+"""As in `fasttrain.data.centres`, which needs torch: at most so many indices a class, 16-bit ones up to so many voxels."""
+
+
+def sample_bytes(shape: Sequence[int], channels: int, lists: int, patch: Sequence[int] | None, item_bytes: int) -> int:
+    """Bytes of one kept volume of that preprocessed shape: image in items of so many bytes, label and `lists` lists of centres;
+    padded to `patch`.
+    """
+    voxels = math.prod(max(pair) for pair in zip(shape, patch or shape, strict=True))
+    index_bytes = 2 if voxels <= _SMALL_VOXELS else 4
+    return voxels * (channels * item_bytes + 1) + index_bytes * lists * min(_CENTRES_PER_CLASS, voxels)
+
+
+def preprocessed_shape(
+    shape: tuple[int, ...], affine: np.ndarray, spacing: Sequence[float] | None, orientation: str | None
+) -> tuple[int, ...]:
+    """The shape [*spatial] of a volume after orientation and resampling, before any crop or padding."""
+    order, _ = axes_along(affine, len(shape), orientation)
+    picks = _picked(shape, affine, spacing, orientation)
+    lengths = [picks[axis][1] for axis in range(len(shape))] if picks else list(shape)
+    return tuple(lengths[axis] for axis in order)
+
+
+def picked_indices(
+    shape: tuple[int, ...], affine: np.ndarray, spacing: Sequence[float] | None, orientation: str | None
+) -> list[np.ndarray] | None:
+    """Along each axis of the file the indices that nearest resampling to `spacing` takes, each once; None where all are taken.
+
+    Voxel i of the new grid lies at i × new ÷ old spacing, counted from the end where the oriented volume begins.
+    """
+    picks = _picked(shape, affine, spacing, orientation)
+    if picks is None or all(step <= 1 for step, _, _ in picks):
+        return None
+    indices = []
+    for length, (step, count, flipped) in zip(shape, picks, strict=True):
+        taken = np.arange(length)
+        if step > 1:
+            taken = np.minimum(np.rint(np.arange(count) * step), length - 1).astype(np.int64)
+        indices.append(length - 1 - taken if flipped else taken)
+    return indices
+
+
+def _picked(
+    shape: tuple[int, ...], affine: np.ndarray, spacing: Sequence[float] | None, orientation: str | None
+) -> list[tuple[float, int, bool]] | None:
+    """(step in voxels, number of new voxels, whether from the other end) along each axis of the file."""
+    if spacing is None or len(spacing) != len(shape):
+        return None
+    own = spacing_of(affine, len(shape))
+    order, flips = axes_along(affine, len(shape), orientation)
+    wanted = np.empty(len(shape))
+    wanted[order] = spacing
+    if np.abs(own - wanted).max() < _SAME_SPACING_MM:
+        return None
+    steps = wanted / own
+    counts = np.minimum(np.rint((np.array(shape) - 1) / steps) + 1, _MOST)
+    return [(float(step), int(count), flip) for step, count, flip in zip(steps, counts, flips, strict=True)]
+
+
+def axes_along(affine: np.ndarray, dimensions: int, orientation: str | None) -> tuple[list[int], list[bool]]:
+    """For each axis of the wanted orientation the axis of the file along it, and which axes of the file run against it."""
+    if orientation is None or dimensions != 3:
+        return list(range(dimensions)), [False] * dimensions
+    own = directions(affine)
+    if own is None:
+        return list(range(dimensions)), [False] * dimensions
+    moves = nib.orientations.ornt_transform(own, nib.orientations.axcodes2ornt(orientation))
+    # moves[a] = (axis of the result along axis a of the file, −1 where it is turned round)
+    order = [int(axis) for axis in np.argsort(moves[:, 0])]
+    return order, [bool(turn < 0) for turn in moves[:, 1]]
+
+
+def directions(affine: np.ndarray) -> np.ndarray | None:
+    """nibabel's orientation [axis of the file, (axis of RAS, ±1)] of a volume; None where an axis runs along none of them."""
+    ends = _ends(np.ascontiguousarray(affine[:3, :3], dtype=np.float64).tobytes())
+    return None if np.isnan(ends).any() else ends
+
+
+@lru_cache(maxsize=4096)
+def _ends(linear: bytes) -> np.ndarray:
+    """Remembered, since most cases of a set are alike and a singular value decomposition each adds up."""
+    affine = np.eye(4)
+    affine[:3, :3] = np.frombuffer(linear, dtype=np.float64).reshape(3, 3)
+    return np.asarray(nib.orientations.io_orientation(affine))

@@ -1,0 +1,81 @@
+"""Owns what is trained and how, in one line: network, parameters, loss, optimiser and schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fasttrain.networks import build_network
+from fasttrain.recipe import Recipe
+from fasttrain.recipe.network_spec import (
+    DynUNetSpec,
+    MonaiNetworkSpec,
+    NetworkSpec,
+    SegResNetSpec,
+    SwinUNETRSpec,
+    UNetSpec,
+)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """`text` for a person, such as `dynunet 32-64-128-256, 5.6 M parameters; loss dice_ce; adamw 0.001, cosine`."""
+
+    text: str
+    parameters: int
+
+
+def outline_of(recipe: Recipe) -> Outline:
+    """The outline of a recipe's training; torch's generators stay as they were.
+
+    Raises what `build_network` raises.
+    """
+    parameters = _parameters(recipe)
+    parts = [f"{_network_text(recipe.network)}, {_number_text(parameters)} parameters", f"loss {recipe.loss.kind}"]
+    schedule = recipe.schedule
+    warmup = f" after a warm-up of {schedule.warmup:.0%}" if schedule.warmup else ""
+    parts.append(f"{recipe.optimizer.kind} {recipe.optimizer.learning_rate:g}, {schedule.kind}{warmup}")
+    if recipe.training.ema is not None:
+        parts.append(f"EMA {recipe.training.ema.decay:g}")
+    return Outline("; ".join(parts), parameters)
+
+
+def _parameters(recipe: Recipe) -> int:
+    """Counted on the meta device, where nothing is drawn or kept.
+
+    A network that reads its own values is built, and so is one by name, whose arguments MONAI alone can judge.
+    """
+    given = (recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
+    with torch.random.fork_rng(devices=[]):
+        network = _weightless(given) if not isinstance(recipe.network, MonaiNetworkSpec) else None
+        network = build_network(*given) if network is None else network
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _weightless(given: tuple[NetworkSpec, tuple[int, ...], int, int]) -> nn.Module | None:
+    try:
+        with torch.device("meta"):
+            return build_network(*given)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _network_text(spec: NetworkSpec) -> str:
+    if isinstance(spec, UNetSpec | DynUNetSpec):
+        return f"{spec.kind} {'-'.join(map(str, spec.features))}"
+    if isinstance(spec, SegResNetSpec):
+        features = [spec.init_filters << stage for stage in range(len(spec.blocks_down))]
+        return f"{spec.kind} {'-'.join(map(str, features))}"
+    if isinstance(spec, SwinUNETRSpec):
+        return f"{spec.kind} {'-'.join(str(spec.feature_size << stage) for stage in range(len(spec.depths) + 1))}"
+    assert isinstance(spec, MonaiNetworkSpec)
+    return spec.name
+
+
+def _number_text(number: int) -> str:
+    """`5.6 M`, `830 k`, `412`."""
+    if number >= 1_000_000:
+        return f"{number / 1e6:.3g} M"
+    return f"{number / 1e3:.3g} k" if number >= 1_000 else str(number)

@@ -1,0 +1,169 @@
+"""Training on sound cases alone: faulty ones are refused before there is a run, or left out, told and recorded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from fasttrain import train
+from fasttrain.data.checking import reading_pass
+from fasttrain.engine.folds import train_folds
+from fasttrain.engine.run import prepare, resume
+from fasttrain.engine.stop import StopRequest
+from fasttrain.errors import DataError
+from fasttrain.telemetry.events import Event, Message, StepLogged
+
+SOURCE = {"kind": "folders", "images": "imagesTr", "labels": "labelsTr"}
+
+
+class Heard:
+    def __init__(self, stop: StopRequest | None = None, at: int = 0) -> None:
+        self.warnings: list[str] = []
+        self.stop, self.at = stop, at
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, Message) and event.level == "warning":
+            self.warnings.append(event.text)
+        if self.stop is not None and isinstance(event, StepLogged) and event.step == self.at:
+            self.stop.ask("a test", 143)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def data(phantoms: Path, tmp_path: Path) -> Path:
+    """The phantoms as plain folders; the second of the four training cases is cut short."""
+    root = tmp_path / "data"
+    shutil.copytree(phantoms, root)
+    second = images(root)[1]
+    second.write_bytes(second.read_bytes()[:5000])
+    return root
+
+
+def images(root: Path) -> list[Path]:
+    return sorted(root.glob("imagesTr/*.nii.gz"))
+
+
+def name_of(path: Path) -> str:
+    return path.name.removesuffix(".nii.gz")
+
+
+@pytest.fixture
+def skipping(tiny) -> Callable[..., Any]:
+    return lambda **more: tiny(data__source=SOURCE, data__bad_cases="skip", training__epochs=2, **more)
+
+
+def test_faulty_cases_are_left_out_told_and_recorded(skipping, data: Path, tmp_path: Path) -> None:
+    heard, bad = Heard(), name_of(images(data)[1])
+    names = [name_of(path) for path in images(data)]
+    result = train(skipping(), data=data, run=tmp_path / "run", device="cpu", observers=[heard])
+    assert result.exit_code == 0
+    assert any("left out 1 faulty case" in text and bad in text for text in heard.warnings)
+    plan = json.loads((result.run / "plan.json").read_text())
+    assert plan["cases"]["training"] == [names[0], *names[2:4]]
+    assert plan["cases"]["validation"] == names[4:]
+    assert plan["sizes"]["training_cases"] == 3
+    for record in (plan["skipped_cases"], result.summary["skipped_cases"]):
+        assert list(record) == [bad]
+        assert "too early" in record[bad][0]
+    events = [json.loads(line) for line in (result.run / "events.jsonl").read_text().splitlines()]
+    assert [event["skipped_cases"] for event in events if event["event"] == "RunStarted"] == [[bad]]
+
+
+def test_refused_before_there_is_a_run(tiny, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="too early"):
+        train(tiny(data__source=SOURCE), data=data, run=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sound_set_records_nothing_left_out(tiny, phantoms: Path) -> None:
+    heard = Heard()
+    prepared = prepare(tiny(data__bad_cases="skip").recipe, phantoms, "cpu", heard.on_event)
+    assert prepared.skipped == {}
+    assert heard.warnings == []
+
+
+def test_the_folds_stay_what_they_are(tiny, phantoms: Path, data: Path) -> None:
+    split = {"kind": "kfold", "folds": 3}
+    bad = name_of(images(data)[1])
+    for fold in range(3):
+        values = {"data__source": SOURCE, "data__split": {**split, "fold": fold}, "data__bad_cases": "skip"}
+        whole = prepare(tiny(**values).recipe, phantoms, "cpu").split
+        left = prepare(tiny(**values).recipe, data, "cpu").split
+        for part, rest in ((whole.train, left.train), (whole.validation, left.validation)):
+            assert [case.name for case in rest] == [case.name for case in part if case.name != bad]
+
+
+def test_a_resume_finds_the_same_cases(skipping, data: Path, tmp_path: Path) -> None:
+    run, stop = tmp_path / "run", StopRequest()
+    train(skipping(), data=data, run=run, device="cpu", observers=[Heard(stop, 7)], stop=stop)
+    before = json.loads((run / "plan.json").read_text())
+    heard = Heard()
+    result = resume(run, observers=[heard])
+    assert result.exit_code == 0
+    assert any("left out 1 faulty case" in text for text in heard.warnings)
+    assert json.loads((run / "plan.json").read_text()) == before
+    assert list(result.summary["skipped_cases"]) == [name_of(images(data)[1])]
+
+
+def test_a_case_that_was_mended_meanwhile_is_not_slipped_in(
+    skipping, phantoms: Path, data: Path, tmp_path: Path
+) -> None:
+    run, stop = tmp_path / "run", StopRequest()
+    train(skipping(), data=data, run=run, device="cpu", observers=[Heard(stop, 7)], stop=stop)
+    shutil.copy(images(phantoms)[1], images(data)[1])
+    with pytest.raises(DataError, match="the training cases are not those the run began with"):
+        resume(run)
+
+
+def test_no_case_left_is_refused(skipping, data: Path, tmp_path: Path) -> None:
+    for path in images(data)[-2:]:
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="leaves no validation case"):
+        train(skipping(), data=data, run=tmp_path / "run", device="cpu")
+
+
+def test_all_folds_record_what_was_left_out(skipping, data: Path, tmp_path: Path) -> None:
+    recipe = skipping(data__split={"kind": "kfold", "folds": 2}, training__iterations_per_epoch=1)
+    result = train_folds(recipe, data=data, run=tmp_path / "all", device="cpu")
+    bad = name_of(images(data)[1])
+    assert list(result.summary["skipped_cases"]) == [bad]
+    assert sorted(result.summary["cases"]) == sorted(name_of(path) for path in images(data) if name_of(path) != bad)
+
+
+def test_files_are_read_once_for_dry_run_training_and_resume(
+    tiny, phantoms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTTRAIN_CACHE", str(tmp_path / "cache"))
+    read: list[Path] = []
+    really = reading_pass.read_facts
+    monkeypatch.setattr(reading_pass, "read_facts", lambda path, view: read.append(path) or really(path, view))
+    recipe, stop = tiny(training__epochs=1), StopRequest()
+    prepare(recipe.recipe, phantoms, "cpu")
+    assert len(read) == len(set(read)) == 12
+    train(recipe, data=phantoms, run=tmp_path / "run", device="cpu", observers=[Heard(stop, 3)], stop=stop)
+    resume(tmp_path / "run")
+    assert len(read) == 12
+
+
+def test_an_empty_label_is_told_and_trained_on(tiny, phantoms: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(phantoms, root)
+    label = sorted(root.glob("labelsTr/*.nii.gz"))[0]
+    image = nib.load(label)
+    nib.save(nib.Nifti1Image(np.zeros(image.shape, np.uint8), image.affine), label)
+    heard = Heard()
+    recipe = tiny(data__source=SOURCE, training__epochs=1)
+    result = train(recipe, data=root, run=tmp_path / "run", device="cpu", observers=[heard])
+    assert result.exit_code == 0
+    assert [text for text in heard.warnings if "nothing but background" in text] == [
+        f"the label of case {name_of(label)} holds nothing but background; the case is trained on as background"
+    ]
+    assert name_of(label) in json.loads((result.run / "plan.json").read_text())["cases"]["training"]
