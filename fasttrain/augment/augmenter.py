@@ -1,14 +1,15 @@
-"""Owns the order of augmentation and its two halves: all draws of a sample, and their application to a batch."""
+"""Owns the order of augmentation and its two halves: all draws of a batch, and their application to it."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fasttrain.augment.blur import Blur
 from fasttrain.augment.brightness import Brightness
+from fasttrain.augment.chances import Chances
 from fasttrain.augment.contrast import Contrast
 from fasttrain.augment.elastic import Elastic
 from fasttrain.augment.flip import Flip
@@ -21,7 +22,7 @@ from fasttrain.augment.rotate import Rotate
 from fasttrain.augment.scale import Scale
 from fasttrain.augment.scale_intensity import ScaleIntensity
 from fasttrain.augment.shift_intensity import ShiftIntensity
-from fasttrain.augment.technique import Draw, IntensityTechnique, SpatialTechnique
+from fasttrain.augment.technique import Draw, IntensityTechnique, SpatialTechnique, per_sample
 from fasttrain.recipe.augment_spec import AugmentSpec
 
 SPATIAL: dict[str, type] = {"rotate": Rotate, "scale": Scale}
@@ -36,12 +37,10 @@ INTENSITY: dict[str, type] = {
     "gamma_inverted": GammaInverted,
     "gamma": Gamma,
 }
-IN_SEQUENCE = ("noise", "shift_intensity", "scale_intensity", "gamma")
-"""Drawn one after another from the sample's generator, after SPATIAL and flip: recorded runs depend on it. Every other technique
-has a generator of its own, so that to add one changes no draw of any other."""
-
 Draws = dict[str, Draw]
-"""By technique: the parameters of one sample, or of a batch."""
+"""By technique: the parameters of a batch."""
+
+_CPU = torch.device("cpu")
 
 
 class Augmenter:
@@ -57,70 +56,87 @@ class Augmenter:
         self.spatial: dict[str, SpatialTechnique] = _chosen(SPATIAL, spec)
         self.intensity: dict[str, IntensityTechnique] = _chosen(INTENSITY, spec)
 
-    def draw(self, dimensions: int, channels: int, generator: torch.Generator) -> Draws:
-        """All parameters of one sample. What is not in the recipe draws nothing."""
-        draws: Draws = {name: technique.draw(dimensions, generator) for name, technique in self.spatial.items()}
+    def draw(self, dimensions: int, channels: int, chances: Chances) -> Draws:
+        """All parameters of the samples of `chances`. What is not in the recipe draws nothing."""
+        draws: Draws = {name: technique.draw(dimensions, chances) for name, technique in self.spatial.items()}
+        if self.elastic is not None:
+            draws["elastic"] = self.elastic.draw(dimensions, chances)
         if self.flip is not None:
-            draws["flip"] = self.flip.draw(generator)
-        draws.update(
-            {name: self.intensity[name].draw(channels, generator) for name in IN_SEQUENCE if name in self.intensity}
-        )
-        alone = [name for name in self.intensity if name not in IN_SEQUENCE]
-        if alone or self.elastic is not None:
-            seed = int(torch.randint(2**62, (), generator=generator))
-            draws.update({name: self.intensity[name].draw(channels, _generator(seed, name)) for name in alone})
-            if self.elastic is not None:
-                draws["elastic"] = self.elastic.draw(dimensions, _generator(seed, "elastic"))
+            draws["flip"] = self.flip.draw(dimensions, chances)
+        draws.update({name: technique.draw(channels, chances) for name, technique in self.intensity.items()})
         return draws
 
     def apply(self, image: Tensor, label: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """image: [sample, channel, *spatial] float32; label: [sample, 1, *spatial] uint8; both may be changed in place.
 
-        `draws` are those of the batch (see `stack`), on the CPU: which samples a technique touches is known without asking
-        the device.
+        `draws` lie on the CPU: which samples a technique touches is known without asking the device.
         """
         if self.spatial or self.elastic is not None:
             self._resample(image, label, draws)
         if self.flip is not None:
             image, label = self.flip.apply(image, draws["flip"]), self.flip.apply(label, draws["flip"])
+        return self.apply_intensity(image, draws), label
+
+    def linear(
+        self, draws: Draws, count: int, size: Sequence[int], device: torch.device = _CPU
+    ) -> tuple[Tensor, Displacement | None]:
+        """Where `count` patches of `size` are to be read, for a source that cuts and resamples in one.
+
+        matrix: [count, d, d] float32 on the CPU, mirroring included; the displacement's field is on `device`. A voxel at offset x
+        from the patch's centre looks at matrix · (x + displacement(x)). Followed by `apply_intensity` this is what `apply` does.
+        """
+        matrix, displacement = self._matrix(draws, count, len(size)), self._displacement(draws, size, device)
+        if self.flip is None:
+            return matrix, displacement
+        # With S the mirroring: the mirrored patch reads M (S x + u(S x)) at x, which is M S (x + S u(S x))
+        signs = self.flip.signs(draws["flip"])
+        if displacement is not None:
+            theirs = {"mirrored": draws["flip"]["mirrored"][displacement.rows]}
+            field = self.flip.apply(displacement.field, theirs)
+            field *= per_sample(signs[displacement.rows].to(device, non_blocking=True), field)
+        return matrix * signs[:, None, :], displacement
+
+    def apply_intensity(self, image: Tensor, draws: Draws) -> Tensor:
+        """All that comes after the moves of voxels; image: [sample, channel, *spatial] float32, may be changed in place."""
         for name, technique in self.intensity.items():
             chosen = draws[name]["active"].nonzero().flatten()
             if len(chosen):
                 place = chosen.to(image.device, non_blocking=True)
                 theirs = {key: value[chosen] for key, value in draws[name].items()}
                 image[place] = technique.apply(image[place], theirs)
-        return image, label
+        return image
 
     def _resample(self, image: Tensor, label: Tensor, draws: Draws) -> None:
         """Changes the samples that move, and no others, in place."""
-        dimensions = image.dim() - 2
         active = torch.zeros(len(image), dtype=torch.bool)
-        matrix = torch.eye(dimensions).expand(len(image), -1, -1)
         for name in self.spatial:
-            active = active | draws[name]["active"]
-            matrix = matrix @ draws[name]["matrix"]
-        bent = draws["elastic"]["active"] if self.elastic is not None else torch.zeros_like(active)
-        chosen = (active | bent).nonzero().flatten()
+            active |= draws[name]["active"]
+        displacement = self._displacement(draws, image.shape[2:], image.device)
+        if displacement is not None:
+            bent = draws["elastic"]["active"]
+            active |= bent
+            displacement = Displacement(bent[active].nonzero().flatten(), displacement.field)
+        chosen = active.nonzero().flatten()
         if len(chosen) == 0:
             return
-        displacement = None
-        if self.elastic is not None and bent.any():
-            theirs = {key: value[bent] for key, value in draws["elastic"].items()}
-            field = self.elastic.displacement(theirs, image.shape[2:], image.device)
-            displacement = Displacement(bent[chosen].nonzero().flatten(), field)
+        matrix = self._matrix(draws, len(image), image.dim() - 2)
         place = chosen.to(image.device, non_blocking=True)
         image[place], label[place] = resample(image[place], label[place], matrix[chosen], displacement)
 
+    def _matrix(self, draws: Draws, count: int, dimensions: int) -> Tensor:
+        matrix = torch.eye(dimensions).repeat(count, 1, 1)
+        for name in self.spatial:
+            matrix = matrix @ draws[name]["matrix"]
+        return matrix
 
-def stack(draws: list[Draws]) -> Draws:
-    """The draws of single samples as the draws of a batch, along a first axis."""
-    return {name: {key: torch.stack([one[name][key] for one in draws]) for key in draws[0][name]} for name in draws[0]}
+    def _displacement(self, draws: Draws, size: Sequence[int], device: torch.device) -> Displacement | None:
+        """That of the samples that bend; None where none does."""
+        if self.elastic is None or not draws["elastic"]["active"].any():
+            return None
+        bent = draws["elastic"]["active"]
+        theirs = {key: value[bent] for key, value in draws["elastic"].items()}
+        return Displacement(bent.nonzero().flatten(), self.elastic.displacement(theirs, size, device))
 
 
 def _chosen(table: dict[str, type], spec: AugmentSpec) -> dict:
     return {name: kind(getattr(spec, name)) for name, kind in table.items() if getattr(spec, name) is not None}
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

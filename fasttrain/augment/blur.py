@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fasttrain.augment.chances import Chances
 from fasttrain.augment.technique import Draw, happens, uniform
 from fasttrain.recipe.augment_spec import BlurSpec
 
@@ -14,16 +15,19 @@ REACH_IN_SIGMAS = 4.0
 class Blur:
     """Standard deviations in voxels are drawn from `low…high`, one a channel and axis."""
 
+    name = "blur"
+
     def __init__(self, spec: BlurSpec) -> None:
         self.spec = spec
         self.radius = int(REACH_IN_SIGMAS * spec.high + 0.5)
 
-    def draw(self, channels: int, generator: torch.Generator) -> Draw:
-        """chosen: bool [channel]; sigma: [channel, 3], of which a 2D patch uses the first two."""
+    def draw(self, channels: int, chances: Chances) -> Draw:
+        """chosen: bool [sample, channel]; sigma: [sample, channel, 3], of which a 2D patch uses the first two."""
+        values = chances(self.name, 1 + 4 * channels)
         return {
-            "active": happens(self.spec.probability, generator),
-            "chosen": torch.rand(channels, generator=generator) < self.spec.channel_probability,
-            "sigma": uniform(self.spec.low, self.spec.high, (channels, 3), generator),
+            "active": happens(self.spec.probability, values[:, 0]),
+            "chosen": happens(self.spec.channel_probability, values[:, 1 : 1 + channels]),
+            "sigma": uniform(self.spec.low, self.spec.high, values[:, 1 + channels :]).reshape(-1, channels, 3),
         }
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fasttrain.augment.chances import Chances
 from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample
 from fasttrain.recipe.augment_spec import ContrastSpec
 
@@ -12,13 +13,16 @@ from fasttrain.recipe.augment_spec import ContrastSpec
 class Contrast:
     """nnU-Net's contrast, one factor a channel."""
 
+    name = "contrast"
+
     def __init__(self, spec: ContrastSpec) -> None:
         self.spec = spec
 
-    def draw(self, channels: int, generator: torch.Generator) -> Draw:
-        """factor: [channel]."""
-        active = happens(self.spec.probability, generator)
-        return {"active": active, "factor": around_one(self.spec.low, self.spec.high, (channels,), generator)}
+    def draw(self, channels: int, chances: Chances) -> Draw:
+        """factor: [sample, channel]."""
+        values = chances(self.name, 1 + 2 * channels)
+        active = happens(self.spec.probability, values[:, 0])
+        return {"active": active, "factor": around_one(self.spec.low, self.spec.high, values[:, 1:])}
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Keeps each channel's mean and, where the recipe says so, clips to its smallest and largest value."""

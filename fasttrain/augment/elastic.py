@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from fasttrain.augment.chances import Chances
 from fasttrain.augment.technique import Draw, happens, uniform
 from fasttrain.recipe.augment_spec import ElasticSpec
 
@@ -15,17 +19,20 @@ class Elastic:
     Displacements lie within the span of the points' own, and points move so little that no fold can arise (see the spec).
     """
 
+    name = "elastic"
+
     def __init__(self, spec: ElasticSpec) -> None:
         self.spec = spec
 
-    def draw(self, dimensions: int, generator: torch.Generator) -> Draw:
-        """points: [d, *control points], displacements as shares of the patch's length along each of its d axes."""
-        active = happens(self.spec.probability, generator)
+    def draw(self, dimensions: int, chances: Chances) -> Draw:
+        """points: [sample, d, *control points], displacements as shares of the patch's length along each of its d axes."""
+        shape = (dimensions, *(self.spec.cells + 3,) * dimensions)
+        values = chances(self.name, 1 + math.prod(shape))
         limit = self.spec.magnitude
-        points = uniform(-limit, limit, (dimensions, *(self.spec.cells + 3,) * dimensions), generator)
-        return {"active": active, "points": points}
+        points = uniform(-limit, limit, values[:, 1:]).reshape(-1, *shape)
+        return {"active": happens(self.spec.probability, values[:, 0]), "points": points}
 
-    def displacement(self, draw: Draw, size: torch.Size, device: torch.device) -> Tensor:
+    def displacement(self, draw: Draw, size: Sequence[int], device: torch.device) -> Tensor:
         """[sample, d, *size] float32 in voxels, for the samples of `draw`."""
         field = draw["points"].to(device, non_blocking=True)
         # The last axis first: while the field is small, so that the large steps read whole rows

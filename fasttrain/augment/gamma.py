@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fasttrain.augment.chances import Chances
 from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample, uniform
 from fasttrain.recipe.augment_spec import GammaSpec
 
@@ -12,14 +13,19 @@ from fasttrain.recipe.augment_spec import GammaSpec
 class Gamma:
     """Powers are drawn from `low…high`, one a channel."""
 
+    name = "gamma"
+
     def __init__(self, spec: GammaSpec) -> None:
         self.spec = spec
 
-    def draw(self, channels: int, generator: torch.Generator) -> Draw:
-        """power: [channel]."""
-        active = happens(self.spec.probability, generator)
+    def draw(self, channels: int, chances: Chances) -> Draw:
+        """power: [sample, channel]."""
+        values = chances(self.name, 1 + (2 if self.spec.balanced else 1) * channels)
         spread = around_one if self.spec.balanced else uniform
-        return {"active": active, "power": spread(self.spec.low, self.spec.high, (channels,), generator)}
+        return {
+            "active": happens(self.spec.probability, values[:, 0]),
+            "power": spread(self.spec.low, self.spec.high, values[:, 1:]),
+        }
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Keeps each channel's smallest and largest value or, with `retain_stats`, its mean and standard deviation.

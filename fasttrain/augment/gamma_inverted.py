@@ -11,6 +11,8 @@ from fasttrain.augment.technique import Draw
 class GammaInverted(Gamma):
     """nnU-Net's gamma with `invert_image`."""
 
+    name = "gamma_inverted"
+
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Keeps what gamma keeps."""
         return super().apply(image.neg_(), draw).neg_()

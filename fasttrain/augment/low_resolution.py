@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fasttrain.augment.chances import Chances
 from fasttrain.augment.technique import Draw, happens, uniform
 from fasttrain.recipe.augment_spec import LowResolutionSpec
 
@@ -15,15 +15,18 @@ _LINEAR = {2: "bilinear", 3: "trilinear"}
 class LowResolution:
     """Zooms are drawn from `low…high`, one a channel, the same along all axes (nnU-Net v2's SimulateLowResolution)."""
 
+    name = "low_resolution"
+
     def __init__(self, spec: LowResolutionSpec) -> None:
         self.spec = spec
 
-    def draw(self, channels: int, generator: torch.Generator) -> Draw:
-        """chosen: bool [channel]; zoom: [channel]."""
+    def draw(self, channels: int, chances: Chances) -> Draw:
+        """chosen: bool [sample, channel]; zoom: [sample, channel]."""
+        values = chances(self.name, 1 + 2 * channels)
         return {
-            "active": happens(self.spec.probability, generator),
-            "chosen": torch.rand(channels, generator=generator) < self.spec.channel_probability,
-            "zoom": uniform(self.spec.low, self.spec.high, (channels,), generator),
+            "active": happens(self.spec.probability, values[:, 0]),
+            "chosen": happens(self.spec.channel_probability, values[:, 1 : 1 + channels]),
+            "zoom": uniform(self.spec.low, self.spec.high, values[:, 1 + channels :]),
         }
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:

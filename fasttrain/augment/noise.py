@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fasttrain.augment.chances import Chances
 from fasttrain.augment.technique import Draw, happens, per_sample, uniform
 from fasttrain.recipe.augment_spec import NoiseSpec
 
@@ -12,15 +13,18 @@ from fasttrain.recipe.augment_spec import NoiseSpec
 class Noise:
     """The standard deviation is drawn from 0…`std`, the field from a seed of the sample's own."""
 
+    name = "noise"
+
     def __init__(self, spec: NoiseSpec) -> None:
         self.spec = spec
 
-    def draw(self, channels: int, generator: torch.Generator) -> Draw:
-        """std: []; seed: []."""
+    def draw(self, channels: int, chances: Chances) -> Draw:
+        """std: [sample]; seed: [sample] int64."""
+        values = chances(self.name, 2)
         return {
-            "active": happens(self.spec.probability, generator),
-            "std": uniform(0.0, self.spec.std, (), generator),
-            "seed": torch.randint(2**62, (), generator=generator),
+            "active": happens(self.spec.probability, values[:, 0]),
+            "std": uniform(0.0, self.spec.std, values[:, 1]),
+            "seed": chances.seeds(self.name),
         }
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:

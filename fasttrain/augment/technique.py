@@ -1,7 +1,7 @@
-"""Owns what every augmentation is: parameters are drawn for one sample, then applied to a whole batch.
+"""Owns what every augmentation is: parameters are drawn for a batch of samples, then applied to it.
 
 Drawing and applying are apart (the TorchIO way) so that a draw is a function of the sample alone, however the samples are
-batched and wherever the arithmetic runs.
+batched and wherever the arithmetic runs. Each technique draws under its own name, so that to add one changes no draw of another.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fasttrain.augment.chances import Chances
+
 Draw = dict[str, Tensor]
-"""Parameters by name, on the CPU; of one sample, or stacked along a first axis for a batch. `active` says whether to apply."""
+"""Parameters by name, on the CPU, with a first axis over samples. `active`, bool [sample], says whether to apply."""
 
 
 class IntensityTechnique(Protocol):
     """Changes voxel values and leaves voxels where they are."""
 
-    def draw(self, channels: int, generator: torch.Generator) -> Draw:
-        """Parameters for one sample."""
+    name: str
+
+    def draw(self, channels: int, chances: Chances) -> Draw:
+        """Parameters for each sample of `chances`."""
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """image: [chosen, channel, *spatial] float32, the active samples only, may be changed in place; draw: theirs."""
@@ -28,30 +32,34 @@ class IntensityTechnique(Protocol):
 class SpatialTechnique(Protocol):
     """Moves voxels by a linear map about the patch's centre; several are fused into one resampling."""
 
-    def draw(self, dimensions: int, generator: torch.Generator) -> Draw:
-        """Parameters for one sample, its `matrix` [dimensions, dimensions] among them: output → input offsets in voxels."""
+    name: str
+
+    def draw(self, dimensions: int, chances: Chances) -> Draw:
+        """Parameters for each sample of `chances`, among them its `matrix` [sample, dimensions, dimensions] float32.
+
+        A matrix maps output offsets to input offsets, in voxels.
+        """
 
 
-def uniform(low: float, high: float, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Float32 values evenly from low…high."""
-    return torch.rand(size, generator=generator) * (high - low) + low
+def uniform(low: float, high: float, chances: Tensor) -> Tensor:
+    """Float32 values evenly from low…high, one for each of `chances`."""
+    return chances * (high - low) + low
 
 
-def around_one(low: float, high: float, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Float32 factors from low…high, half of them evenly from below 1 and half from above (nnU-Net's `BGContrast`).
+def around_one(low: float, high: float, chances: Tensor) -> Tensor:
+    """Float32 factors [sample, k] from low…high, half of them evenly from below 1 and half from above (nnU-Net's `BGContrast`).
 
-    A range that lies on one side of 1 is drawn from evenly. Two values are drawn for each factor in every case.
+    A range that lies on one side of 1 is drawn from evenly. chances: [sample, 2 k], the sides first.
     """
-    below = torch.rand(size, generator=generator) < 0.5
-    share = torch.rand(size, generator=generator)
+    sides, shares = chances.chunk(2, dim=1)
     if high <= 1.0 or low >= 1.0:
-        return share * (high - low) + low
-    return torch.where(below, low + share * (1.0 - low), 1.0 + share * (high - 1.0))
+        return uniform(low, high, shares)
+    return torch.where(sides < 0.5, low + shares * (1.0 - low), 1.0 + shares * (high - 1.0))
 
 
-def happens(probability: float, generator: torch.Generator) -> Tensor:
-    """A bool of one element; drawn even where the outcome is certain, so that later draws do not depend on settings."""
-    return torch.rand((), generator=generator) < probability
+def happens(probability: float, chances: Tensor) -> Tensor:
+    """Bools; chances are below 1 and never below 0, so that 0 and 1 are certain."""
+    return chances < probability
 
 
 def per_sample(values: Tensor, image: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Owns which case stands at which place of the endless stream of samples, and the seed of each place.
+"""Owns which case stands at which place of the endless stream of samples.
 
 Positions count patches from the start of a run. Every `case_count × samples_per_case` of them are one pass over the cases in
 an order of that pass's own. Batches cut the stream in pieces; how large the pieces are, how many workers make them and where
@@ -8,7 +8,6 @@ a run was interrupted changes nothing in it.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -27,15 +26,15 @@ class Order:
         """Samples in one pass over the cases."""
         return self.case_count * self.samples_per_case
 
-    def case_at(self, position: int) -> int:
-        """The index of the case that gives the sample at `position`."""
-        number, place = divmod(position, self.pass_length)
-        return int(_shuffled(self.case_count, self.seed, (number,))[place // self.samples_per_case])
-
-    def seed_at(self, position: int) -> int:
-        """The seed of all random draws of the sample at `position`: 63 bits, alike in every process."""
-        digest = hashlib.blake2b(f"{self.seed} sample {position}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
+    def cases_at(self, positions: np.ndarray) -> np.ndarray:
+        """The indices [n] int64 of the cases that give the samples at `positions` [n] int64."""
+        numbers, places = np.divmod(positions, self.pass_length)
+        cases = np.empty(len(positions), dtype=np.int64)
+        for number in set(numbers.tolist()):
+            chosen = numbers == number
+            shuffled = _shuffled(self.case_count, self.seed, (number,))
+            cases[chosen] = shuffled[places[chosen] // self.samples_per_case]
+        return cases
 
 
 class WindowOrder(Order):
@@ -51,12 +50,17 @@ class WindowOrder(Order):
         self.window = window
         self.samples_per_epoch = samples_per_epoch
 
-    def case_at(self, position: int) -> int:
-        """The index, among all cases, of the one that gives the sample at `position`."""
-        epoch, offset = divmod(position, self.samples_per_epoch)
-        number, place = divmod(offset, self.pass_length)
-        shuffled = _shuffled(self.case_count, self.seed, (epoch, number))
-        return self.window(epoch)[int(shuffled[place // self.samples_per_case])]
+    def cases_at(self, positions: np.ndarray) -> np.ndarray:
+        """The indices [n], among all cases, of those that give the samples at `positions` [n]."""
+        epochs, offsets = np.divmod(positions, self.samples_per_epoch)
+        numbers, places = np.divmod(offsets, self.pass_length)
+        cases = np.empty(len(positions), dtype=np.int64)
+        for epoch, number in set(zip(epochs.tolist(), numbers.tolist(), strict=True)):
+            chosen = (epochs == epoch) & (numbers == number)
+            shuffled = _shuffled(self.case_count, self.seed, (epoch, number))
+            window = np.array(self.window(epoch), dtype=np.int64)
+            cases[chosen] = window[shuffled[places[chosen] // self.samples_per_case]]
+        return cases
 
 
 @functools.lru_cache(maxsize=8)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 
-from fasttrain.augment import Augmenter, Draws, stack
-from fasttrain.batches.crop import cut, draw_corner
+from fasttrain.augment import Augmenter, Chances, Draws
+from fasttrain.batches.crop import CaseCentres, CentreTables, cut
 from fasttrain.batches.order import Order
 from fasttrain.recipe import Recipe
 from fasttrain.samples import CaseSource
@@ -34,6 +36,16 @@ class RawBatch:
         return self.image, self.label
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What is drawn of one batch: `cases` [n] and first voxels `corners` [n, d], both int64, and the draws of augmentation."""
+
+    cases: np.ndarray
+    corners: np.ndarray
+    draws: Draws
+    positions: tuple[int, ...]
+
+
 class PatchMaker:
     """Everything a loader's worker needs; the batch at a position is the same whoever makes it."""
 
@@ -45,26 +57,39 @@ class PatchMaker:
         self.channels = len(recipe.data.channels)
         self.augmenter = Augmenter(recipe.augment)
 
+    def draw(self, first_position: int, tables: CentreTables) -> Drawn:
+        """What `make` draws for the batch at a position, from the tables of all cases; cuts nothing."""
+        positions = self._positions(first_position)
+        chances = Chances(self.order.seed, positions)
+        cases = self.order.cases_at(positions)
+        corners = tables.corners(cases, self.patch, chances)
+        return Drawn(cases, corners, self._augmentation(chances), tuple(positions.tolist()))
+
     def make(self, first_position: int) -> RawBatch:
         """The `batch_size` patches from `first_position` on: image float32, label uint8."""
-        generator = torch.Generator()
-        positions = tuple(range(first_position, first_position + self.batch_size))
+        positions = self._positions(first_position)
+        chances = Chances(self.order.seed, positions)
         image = torch.empty((self.batch_size, self.channels, *self.patch.size))
         label = torch.empty((self.batch_size, 1, *self.patch.size), dtype=torch.uint8)
-        draws, names = [], []
-        held, sample = -1, None
-        for row, position in enumerate(positions):
-            index = self.order.case_at(position)
-            if sample is None or index != held:
-                held, sample = index, self.source[index]
-            generator.manual_seed(self.order.seed_at(position))
-            corner = draw_corner(sample, self.patch, generator)
+        names: list[str] = []
+        # Patches of one case stand together; one volume is held at a time
+        for index, run in groupby(self.order.cases_at(positions).tolist()):
+            sample = self.source[index]
+            rows = slice(len(names), len(names) + len(list(run)))
             assert sample.label is not None
-            image[row].copy_(cut(sample.image, corner, self.patch.size))
-            label[row].copy_(cut(sample.label, corner, self.patch.size))
-            draws.append(self.augmenter.draw(len(self.patch.size), self.channels, generator))
-            names.append(sample.name)
-        return RawBatch(image, label, stack(draws), positions, tuple(names))
+            tables = CentreTables((CaseCentres.of(sample),))
+            corners = tables.corners(np.zeros(rows.stop - rows.start, np.int64), self.patch, chances[rows])
+            for row, corner in enumerate(corners.tolist(), rows.start):
+                image[row].copy_(cut(sample.image, corner, self.patch.size))
+                label[row].copy_(cut(sample.label, corner, self.patch.size))
+                names.append(sample.name)
+        return RawBatch(image, label, self._augmentation(chances), tuple(positions.tolist()), tuple(names))
+
+    def _positions(self, first: int) -> np.ndarray:
+        return np.arange(first, first + self.batch_size, dtype=np.int64)
+
+    def _augmentation(self, chances: Chances) -> Draws:
+        return self.augmenter.draw(len(self.patch.size), self.channels, chances)
 
     def augment(self, raw: RawBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Applies the draws on the device where the patches are; image and label may be changed in place."""
@@ -72,11 +97,26 @@ class PatchMaker:
 
 
 def as_message(raw: RawBatch) -> dict[str, Any]:
-    """A RawBatch in the form that a worker process can send and torch can pin."""
+    """A RawBatch in the form that a worker process can send and torch can pin.
+
+    The draws are small and stay on the CPU: as arrays they go with the message, and not each by a descriptor of its own.
+    """
     return {
         "image": raw.image,
         "label": raw.label,
-        "draws": raw.draws,
+        "draws": {name: {key: value.numpy() for key, value in draw.items()} for name, draw in raw.draws.items()},
         "positions": raw.positions,
         "names": raw.names,
     }
+
+
+def from_message(message: dict[str, Any]) -> RawBatch:
+    """The RawBatch of a message, whichever way its tensors took."""
+    image, label = (
+        value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
+        for value in (message["image"], message["label"])
+    )
+    draws = {
+        name: {key: torch.from_numpy(value) for key, value in draw.items()} for name, draw in message["draws"].items()
+    }
+    return RawBatch(image, label, draws, tuple(message["positions"]), tuple(message["names"]))

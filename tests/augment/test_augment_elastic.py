@@ -9,7 +9,7 @@ from scipy import stats
 from scipy.interpolate import BSpline
 from scipy.ndimage import map_coordinates
 
-from fasttrain.augment import Augmenter, stack
+from fasttrain.augment import Augmenter, Chances
 from fasttrain.augment.elastic import Elastic
 from fasttrain.augment.resample import Displacement, resample
 from fasttrain.recipe.augment_spec import FOLD_FREE_SHARE, AugmentSpec, ElasticSpec
@@ -25,15 +25,12 @@ def patch(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def drawn(spec: ElasticSpec, dimensions: int, seeds: range) -> dict:
     elastic = Elastic(spec)
-    return stack([{"elastic": elastic.draw(dimensions, torch.Generator().manual_seed(seed))} for seed in seeds])[
-        "elastic"
-    ]
+    return elastic.draw(dimensions, Chances(0, torch.tensor(seeds)))
 
 
 def augmented(section: dict, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict]:
     augmenter = Augmenter(AugmentSpec.model_validate(section))
-    generators = [torch.Generator().manual_seed(seed) for seed in range(len(image))]
-    draws = stack([augmenter.draw(image.dim() - 2, image.shape[1], generator) for generator in generators])
+    draws = augmenter.draw(image.dim() - 2, image.shape[1], Chances(0, torch.arange(len(image))))
     return *augmenter.apply(image.clone(), label.clone(), draws), draws
 
 

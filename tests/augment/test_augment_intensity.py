@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from monai.transforms import RandSimulateLowResolution
 from scipy import ndimage, stats
 
-from fasttrain.augment import Augmenter, stack
+from fasttrain.augment import Augmenter, Chances
 from fasttrain.augment.blur import Blur
 from fasttrain.augment.low_resolution import LowResolution
 from fasttrain.augment.technique import around_one, channel_mean
@@ -36,10 +36,7 @@ def volume(*shape: int, seed: int = 0) -> torch.Tensor:
 def applied(section: dict, image: torch.Tensor, seed: int = 1) -> tuple[torch.Tensor, dict]:
     """Augments a copy; a label of noise must come back as it was."""
     augmenter = Augmenter(AugmentSpec.model_validate(section))
-    seeds = range(seed, seed + len(image))
-    draws = stack(
-        [augmenter.draw(image.dim() - 2, image.shape[1], torch.Generator().manual_seed(one)) for one in seeds]
-    )
+    draws = augmenter.draw(image.dim() - 2, image.shape[1], Chances(seed, torch.arange(len(image))))
     label = (volume(len(image), 1, *image.shape[2:], seed=9) > 3).to(torch.uint8)
     moved, moved_label = augmenter.apply(image.clone(), label.clone(), draws)
     assert torch.equal(moved_label, label)
@@ -148,7 +145,7 @@ def test_low_resolution_is_that_of_monai() -> None:
     theirs = RandSimulateLowResolution(
         prob=1.0, zoom_range=(0.5, 0.5), downsample_mode="nearest-exact", upsample_mode="trilinear", align_corners=False
     )(image[0])
-    draw = stack([{"low_resolution": technique.draw(1, torch.Generator())}])["low_resolution"]
+    draw = technique.draw(1, Chances(0, torch.arange(1)))
     ours = technique.apply(image.clone(), draw)[0]
     assert torch.allclose(ours, torch.as_tensor(theirs), atol=1e-5)
     assert not torch.allclose(ours, image[0], atol=0.5)
@@ -185,7 +182,7 @@ def test_brightness_multiplies() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.7, 1.5), (1.2, 1.5), (0.3, 0.9), (1.0, 1.0), (0.5, 1.0)])
 def test_balanced_factors_lie_on_either_side_of_one(low: float, high: float) -> None:
-    factors = around_one(low, high, (4000,), torch.Generator().manual_seed(0)).double().numpy()
+    factors = around_one(low, high, Chances(0, torch.arange(1000))("factor", 8)).flatten().double().numpy()
     assert low - 1e-6 <= factors.min()
     assert factors.max() <= high + 1e-6
     if low < 1 < high:
@@ -231,7 +228,7 @@ def test_the_mean_of_a_channel(shape: list[int]) -> None:
 
 def test_blur_with_no_channel_chosen_asks_for_nothing() -> None:
     blur = Blur(BlurSpec(probability=1.0, channel_probability=0.0))
-    draw = {key: value[None] for key, value in blur.draw(2, torch.Generator()).items()}
+    draw = blur.draw(2, Chances(0, torch.arange(1)))
     image = volume(1, 2, 4, 4)
     assert torch.equal(blur.apply(image.clone(), draw), image)
 

@@ -1,11 +1,11 @@
-"""Augmentation: batched equals one by one, draws are functions of their generator, and labels move with images."""
+"""Augmentation: batched equals one by one, draws are functions of seed and position, and labels move with images."""
 
 import math
 
 import pytest
 import torch
 
-from fasttrain.augment import Augmenter, stack
+from fasttrain.augment import Augmenter, Chances, Draws
 from fasttrain.augment.resample import resample
 from fasttrain.augment.rotate import Rotate
 from fasttrain.recipe.augment_spec import AugmentSpec, RotateSpec
@@ -28,8 +28,8 @@ ALL = {
 SPECS = [*({name: value} for name, value in ALL.items()), ALL]
 
 
-def drawn(augmenter: Augmenter, dimensions: int, channels: int, seeds: range) -> list:
-    return [augmenter.draw(dimensions, channels, torch.Generator().manual_seed(seed)) for seed in seeds]
+def drawn(augmenter: Augmenter, dimensions: int, channels: int, positions: range, seed: int = 0) -> Draws:
+    return augmenter.draw(dimensions, channels, Chances(seed, torch.tensor(positions)))
 
 
 def patches(count: int, shape: tuple[int, ...], channels: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,38 +44,48 @@ def test_a_batch_is_its_samples_one_by_one(spec: dict, shape: tuple[int, ...]) -
     augmenter = Augmenter(AugmentSpec.model_validate(spec))
     draws = drawn(augmenter, len(shape), 2, range(12))
     image, label = patches(12, shape)
-    together = augmenter.apply(image.clone(), label.clone(), stack(draws))
+    together = augmenter.apply(image.clone(), label.clone(), draws)
     changed = 0
-    for index, draw in enumerate(draws):
-        alone = augmenter.apply(image[index : index + 1].clone(), label[index : index + 1].clone(), stack([draw]))
+    for index in range(12):
+        alone = augmenter.apply(
+            image[index : index + 1].clone(),
+            label[index : index + 1].clone(),
+            drawn(augmenter, len(shape), 2, range(index, index + 1)),
+        )
         assert torch.equal(alone[0][0], together[0][index])
         assert torch.equal(alone[1][0], together[1][index])
         changed += not torch.equal(alone[0][0], image[index])
     assert changed > 0  # else this gate could not fail
 
 
-def test_draws_depend_on_the_generator_alone() -> None:
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_draws_are_functions_of_seed_and_position(dimensions: int) -> None:
+    """Bit for bit, however the samples are batched."""
     augmenter = Augmenter(AugmentSpec.model_validate(ALL))
-    first, again, other = (drawn(augmenter, 3, 1, range(start, start + 1))[0] for start in (5, 5, 6))
-    flat = [[value for draw in one.values() for value in draw.values()] for one in (first, again, other)]
-    assert all(torch.equal(a, b) for a, b in zip(flat[0], flat[1], strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(flat[0], flat[2], strict=True))
+    whole = drawn(augmenter, dimensions, 2, range(50))
+    for start, end in ((0, 1), (5, 6), (3, 20), (49, 50)):
+        part = drawn(augmenter, dimensions, 2, range(start, end))
+        for name, draw in whole.items():
+            for key, value in draw.items():
+                assert torch.equal(part[name][key], value[start:end])
+    for other in (drawn(augmenter, dimensions, 2, range(1, 51)), drawn(augmenter, dimensions, 2, range(50), seed=1)):
+        assert not any(torch.equal(whole[name][key], other[name][key]) for name in whole for key in whole[name])
 
 
 def test_settings_of_one_technique_do_not_change_the_draws_of_the_next() -> None:
     never = Augmenter(AugmentSpec.model_validate({**ALL, "rotate": {"probability": 0.0}}))
     always = Augmenter(AugmentSpec.model_validate({**ALL, "rotate": {"probability": 1.0}}))
-    a, b = drawn(never, 3, 1, range(1))[0], drawn(always, 3, 1, range(1))[0]
+    a, b = drawn(never, 3, 1, range(1)), drawn(always, 3, 1, range(1))
     assert torch.equal(a["noise"]["std"], b["noise"]["std"])
     assert not torch.equal(a["rotate"]["matrix"], b["rotate"]["matrix"])
 
 
 def test_shares_and_ranges_are_those_of_the_recipe() -> None:
     augmenter = Augmenter(AugmentSpec.model_validate(ALL))
-    draws = stack(drawn(augmenter, 3, 2, range(4000)))
+    draws = drawn(augmenter, 3, 2, range(4000))
     for name in ALL.keys() - {"flip"}:
         assert draws[name]["active"].float().mean() == pytest.approx(0.6, abs=0.03)
-    assert draws["flip"]["mirrored"].float().mean(0).tolist() == pytest.approx([0.5, 0.5], abs=0.03)
+    assert draws["flip"]["mirrored"].float().mean(0).tolist() == pytest.approx([0.5, 0.5, 0.0], abs=0.03)
     for name, key, low, high in [
         ("noise", "std", 0.0, 0.3),
         ("shift_intensity", "offset", -0.4, 0.4),
@@ -97,8 +107,7 @@ def test_shares_and_ranges_are_those_of_the_recipe() -> None:
 
 def test_a_rotation_is_a_rotation() -> None:
     rotate = Rotate(RotateSpec(probability=1.0, degrees=40))
-    for seed in range(20):
-        matrix = rotate.draw(3, torch.Generator().manual_seed(seed))["matrix"].double()
+    for matrix in rotate.draw(3, Chances(0, torch.arange(20)))["matrix"].double():
         assert torch.allclose(matrix @ matrix.T, torch.eye(3, dtype=torch.float64), atol=1e-6)
         assert torch.det(matrix) == pytest.approx(1.0, abs=1e-6)
 
@@ -147,7 +156,7 @@ def test_the_label_follows_the_image() -> None:
     image = torch.zeros(8, 1, 24, 20, 16)
     image[:, :, 4:14, 6:12, 3:11] = 1.0
     label = (image > 0.5).to(torch.uint8)
-    moved, moved_label = augmenter.apply(image.clone(), label.clone(), stack(drawn(augmenter, 3, 1, range(8))))
+    moved, moved_label = augmenter.apply(image.clone(), label.clone(), drawn(augmenter, 3, 1, range(8)))
     agree = ((moved > 0.5) == moved_label.bool()).float().mean()
     assert agree > 0.98
     assert moved_label.dtype == torch.uint8
@@ -158,7 +167,7 @@ def test_the_label_follows_the_image() -> None:
 def test_flips_touch_their_axes_only() -> None:
     augmenter = Augmenter(AugmentSpec.model_validate({"flip": {"probability": 1.0, "axes": [1]}}))
     image, label = patches(3, (6, 5, 4))
-    moved, moved_label = augmenter.apply(image.clone(), label.clone(), stack(drawn(augmenter, 3, 2, range(3))))
+    moved, moved_label = augmenter.apply(image.clone(), label.clone(), drawn(augmenter, 3, 2, range(3)))
     assert torch.equal(moved, image.flip(3))
     assert torch.equal(moved_label, label.flip(3))
 
@@ -167,7 +176,7 @@ def test_gamma_keeps_the_range_of_each_channel_and_survives_a_constant_one() -> 
     augmenter = Augmenter(AugmentSpec.model_validate({"gamma": {"probability": 1.0, "low": 0.5, "high": 2.0}}))
     image, label = patches(4, (8, 8, 8))
     image[0, 0] = 3.0
-    moved, _ = augmenter.apply(image.clone(), label, stack(drawn(augmenter, 3, 2, range(4))))
+    moved, _ = augmenter.apply(image.clone(), label, drawn(augmenter, 3, 2, range(4)))
     assert torch.isfinite(moved).all()
     assert torch.allclose(moved[0, 0], image[0, 0])
     assert torch.allclose(moved.amax((2, 3, 4)), image.amax((2, 3, 4)), atol=1e-5)
@@ -177,7 +186,7 @@ def test_gamma_keeps_the_range_of_each_channel_and_survives_a_constant_one() -> 
 
 def test_noise_has_the_standard_deviation_it_drew() -> None:
     augmenter = Augmenter(AugmentSpec.model_validate({"noise": {"probability": 1.0, "std": 0.5}}))
-    draws = stack(drawn(augmenter, 3, 1, range(6)))
+    draws = drawn(augmenter, 3, 1, range(6))
     moved, _ = augmenter.apply(torch.zeros(6, 1, 32, 32, 32), torch.zeros(6, 1, 32, 32, 32, dtype=torch.uint8), draws)
     measured = moved.flatten(1).std(1)
     assert torch.allclose(measured, draws["noise"]["std"], rtol=0.03)
