@@ -1,6 +1,8 @@
 """Where training batches come from: the order of samples, the cutting of patches, and the sources that put them together."""
 
-from fasttrain.batches.loader_source import LoaderSource, Loading, ended_worker
+from fasttrain.batches.loader_source import LoaderSource, Loading
 from fasttrain.batches.order import Order, WindowOrder
+from fasttrain.batches.resident_source import ResidentSource
+from fasttrain.batches.worker_watch import ended_worker
 
-__all__ = ["Loading", "LoaderSource", "Order", "WindowOrder", "ended_worker"]
+__all__ = ["Loading", "LoaderSource", "Order", "ResidentSource", "WindowOrder", "ended_worker"]

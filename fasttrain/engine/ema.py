@@ -21,11 +21,21 @@ class Ema:
         self._own: list[torch.Tensor] = list(self.network.parameters())
         self._followed = [parameter.detach() for parameter in network.parameters()]
         self._buffers = list(zip(self.network.buffers(), network.buffers(), strict=True))
+        self._movement: torch.Tensor | None = None
+
+    def before_step(self, step: int) -> None:
+        """Tells the device how far `update` is to move after optimiser step `step` (from 0)."""
+        movement = 1.0 - min(self.decay, (1 + step) / (10 + step))
+        if self._movement is None:
+            self._movement = torch.zeros((), device=self._own[0].device)
+        self._movement.fill_(movement)
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Follows the weights after optimiser step `step` (from 0)."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._own, self._followed, 1.0 - decay)
+    def update(self) -> None:
+        """Follows the weights, as far as `before_step` said."""
+        assert self._movement is not None
+        away = torch._foreach_sub(self._followed, self._own)
+        torch._foreach_mul_(away, self._movement)
+        torch._foreach_add_(self._own, away)
         for own, followed in self._buffers:
             own.copy_(followed)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fasttrain.engine.captured import CapturedStep
 from fasttrain.engine.ema import Ema
+from fasttrain.errors import FasttrainError
 from fasttrain.samples import Batch
 
 
@@ -44,7 +46,8 @@ class Step:
     way torch's GradScaler does it), and the running statistics of normalisation layers are put back.
 
     clip_norm: gradients are scaled down to this norm over all weights. ema: follows the weights. compiled: network and loss
-    go through torch.compile; where that fails in the first step, `warning` says so and the run goes on without.
+    go through torch.compile; captured: the whole step becomes a CUDA graph once the first few were taken. Where either fails,
+    `warning` says so and the run goes on without.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Step:
         clip_norm: float | None = None,
         ema: Ema | None = None,
         compiled: bool = False,
+        captured: bool = False,
     ) -> None:
         self.network = network
         self.loss = loss
@@ -74,6 +78,7 @@ class Step:
         self._forward: Callable[[Tensor], Any] = torch.compile(network, dynamic=False) if compiled else network
         self._criterion: Callable[[Any, Tensor], Tensor] = torch.compile(loss, dynamic=False) if compiled else loss
         self._unproved = compiled
+        self._captured = CapturedStep(self._take, optimizer) if captured else None
         self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
 
@@ -81,6 +86,14 @@ class Step:
         """One step, the `number`th from 0; returns the mean loss over the batches, a device tensor."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        if self.ema is not None:
+            self.ema.before_step(number)
+        if self._captured is None:
+            return self._take(batches)
+        return self._by_graph(self._captured, [next(batches) for _ in range(self.accumulate)], learning_rate)
+
+    def _take(self, batches: Iterator[Batch]) -> Tensor:
+        """The step itself, all of it on the device."""
         kept = [buffer.clone() for buffer in self._statistics]
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.last_loss.device)
@@ -89,8 +102,24 @@ class Step:
             total += self._first_pass(batch) if self._unproved else self._pass(batch)
         self._settle(total, self._update(total), kept)
         if self.ema is not None:
-            self.ema.update(number)
+            self.ema.update()
         return total
+
+    def _by_graph(self, graph: CapturedStep, batches: list[Batch], learning_rate: float) -> Tensor:
+        if graph.due:
+            try:
+                graph.record(batches, learning_rate)
+            except Exception as error:
+                if isinstance(error, FasttrainError):
+                    raise
+                # Recording computed nothing: the step is still to be taken
+                told = " ".join(str(error).split()) or type(error).__name__
+                self.warning = f"the step could not be recorded as a CUDA graph, so it runs without: {told[:200]}"
+                self._captured = None
+                return self._take(iter(batches))
+        if graph.recorded and graph.fits(batches):
+            return graph.replay(batches, learning_rate)
+        return graph.take_apart(batches)
 
     def _pass(self, batch: Batch) -> Tensor:
         """Forward and backward of one batch; returns its share of the step's loss."""

@@ -1,0 +1,134 @@
+"""Owns batches whose volumes lie in GPU memory: patches are cut, moved and augmented there, and the host sends a few numbers
+a batch.
+
+What is drawn is what `LoaderSource` draws at the same position, by the same code; one table of numbers a batch goes to the
+device, by way of pinned memory, and nothing comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from fasttrain.batches.crop import CaseCentres, CentreTables
+from fasttrain.batches.order import Order
+from fasttrain.batches.patch_maker import Drawn, PatchMaker
+from fasttrain.kernels.patches import Volumes, cut
+from fasttrain.recipe import Recipe
+from fasttrain.samples import Batch, CaseSource
+
+_AXES = 3
+_NUMBERS = 1 + _AXES + _AXES * _AXES
+
+
+class ResidentSource:
+    """A BatchSource over volumes that are copied to `device` once. `source` is closed when they are there."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        source: CaseSource,
+        order: Order,
+        device: torch.device,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.maker = PatchMaker(recipe, source, order)
+        self.device = device
+        self.volumes, self.tables, self._names = _copied(source, device, progress)
+        source.close()
+
+    def batches(self, first_position: int) -> Iterator[Batch]:
+        """Batches from a position on, for ever."""
+        position = first_position
+        while True:
+            yield self._batch(self.maker.draw(position, self.tables))
+            position += self.maker.batch_size
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self.volumes = None
+
+    def _batch(self, drawn: Drawn) -> Batch:
+        assert self.volumes is not None
+        size, augmenter = self.maker.patch.size, self.maker.augmenter
+        matrix, bent = augmenter.linear(drawn.draws, len(drawn.cases), size, self.device)
+        displacement = None
+        if bent is not None:
+            displacement = bent.field.new_zeros((len(drawn.cases), *bent.field.shape[1:]))
+            displacement[bent.rows.to(self.device, non_blocking=True)] = bent.field
+            displacement = _in_three(displacement)
+        numbers = self._sent(_numbers(drawn, matrix))
+        image, label = cut(
+            self.volumes,
+            numbers[:, 0],
+            numbers[:, 1 : 1 + _AXES],
+            numbers[:, 1 + _AXES :].view(torch.float32).unflatten(1, (_AXES, _AXES)),
+            (1,) * (_AXES - len(size)) + tuple(size),
+            displacement,
+        )
+        if len(size) < _AXES:
+            image, label = image.squeeze(2), label.squeeze(2)
+        image = augmenter.apply_intensity(image, drawn.draws)
+        return Batch(image, label, drawn.positions, tuple(self._names[case] for case in drawn.cases.tolist()))
+
+    def _sent(self, numbers: np.ndarray) -> torch.Tensor:
+        there = torch.from_numpy(numbers)
+        if self.device.type == "cuda":
+            there = there.pin_memory()
+        return there.to(self.device, non_blocking=True)
+
+
+def _copied(
+    source: CaseSource, device: torch.device, progress: Callable[[int, int], None]
+) -> tuple[Volumes | None, CentreTables, list[str]]:
+    """The volumes on the device, one after another, and what draws need of them on the host."""
+    count = len(source)
+    centres, names, lengths = [], [], []
+    images: torch.Tensor | None = None
+    for index in range(count):
+        sample = source[index]
+        centres.append(CaseCentres.of(sample))
+        names.append(sample.name)
+        lengths.append((1,) * (_AXES + 1 - sample.image.ndim) + tuple(sample.image.shape[1:]))
+    voxels = np.prod(np.array(lengths, dtype=np.int64), axis=1)
+    places = np.cumsum(voxels) - voxels
+    channels = source[0].image.shape[0]
+    images = torch.empty(int(voxels.sum()) * channels, dtype=source[0].image.dtype, device=device)
+    labels = torch.empty(int(voxels.sum()), dtype=torch.uint8, device=device)
+    for index, (first, length) in enumerate(zip(places.tolist(), voxels.tolist(), strict=True)):
+        sample = source[index]
+        assert sample.label is not None
+        images[first * channels : (first + length) * channels] = sample.image.movedim(0, -1).reshape(-1).to(device)
+        labels[first : first + length] = sample.label.reshape(-1).to(device)
+        progress(index + 1, count)
+    volumes = Volumes(
+        images,
+        labels,
+        torch.from_numpy(places * channels).to(device),
+        torch.from_numpy(places).to(device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        channels,
+    )
+    return volumes, CentreTables(centres), names
+
+
+def _numbers(drawn: Drawn, matrix: torch.Tensor) -> np.ndarray:
+    """int32 [sample, 13]: the case, the first voxel, and the bits of the matrix, all in three axes."""
+    count, dimensions = drawn.corners.shape
+    numbers = np.zeros((count, _NUMBERS), dtype=np.int32)
+    numbers[:, 0] = drawn.cases
+    numbers[:, 1 + _AXES - dimensions : 1 + _AXES] = drawn.corners
+    whole = np.broadcast_to(np.eye(_AXES, dtype=np.float32), (count, _AXES, _AXES)).copy()
+    whole[:, _AXES - dimensions :, _AXES - dimensions :] = matrix.numpy()
+    numbers[:, 1 + _AXES :] = whole.reshape(count, -1).view(np.int32)
+    return numbers
+
+
+def _in_three(displacement: torch.Tensor) -> torch.Tensor:
+    """[sample, d, *spatial] as [sample, 3, *three axes]: a plane's voxels are not moved out of it."""
+    if displacement.shape[1] == _AXES:
+        return displacement.contiguous()
+    flat = displacement.unsqueeze(2)
+    return torch.cat([torch.zeros_like(flat[:, :1]), flat], 1).contiguous()

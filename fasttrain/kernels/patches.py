@@ -1,0 +1,96 @@
+"""Owns cutting the patches of a batch out of volumes that lie in GPU memory, with their rotation, scaling and
+mirroring, in one pass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fasttrain.kernels.rows import kernels_take
+
+_BLOCK = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Volumes:
+    """Volumes of several sizes side by side in flat memory on one device.
+
+    images: [voxels · channels], channels last, float16 or float32; labels: [voxels] uint8. image_places, label_places: int64
+    [case], where each begins; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1).
+    """
+
+    images: Tensor
+    labels: Tensor
+    image_places: Tensor
+    label_places: Tensor
+    lengths: Tensor
+    channels: int
+
+    def volume(self, case: int) -> tuple[Tensor, Tensor]:
+        """image [channel, depth, height, width] and label [1, depth, height, width] of a case, as views; reads the device."""
+        depth, height, width = self.lengths[case].tolist()
+        voxels = depth * height * width
+        first, label_first = int(self.image_places[case]), int(self.label_places[case])
+        image = self.images[first : first + voxels * self.channels].view(depth, height, width, self.channels)
+        return image.movedim(-1, 0), self.labels[label_first : label_first + voxels].view(1, depth, height, width)
+
+
+def cut(
+    volumes: Volumes,
+    cases: Tensor,
+    corners: Tensor,
+    matrices: Tensor,
+    size: tuple[int, ...],
+    displacement: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """image [sample, channel, *size] float32, channels last, linear interpolation; label [sample, 1, *size] uint8, nearest voxel.
+
+    cases: int32 [sample]; corners: int32 [sample, 3], first voxel of each patch, which lies within its volume; matrices: float32
+    [sample, 3, 3], an output voxel's offset from the centre to the input's; displacement: [sample, 3, *size] in voxels, added
+    before. What lies outside of the patch repeats its edge. `size` has three axes; a plane's first is 1.
+    """
+    if not kernels_take(volumes.images):
+        return plain(volumes, cases, corners, matrices, size, displacement)
+    from fasttrain.kernels.patches_triton import cut_patches
+
+    samples, voxels = len(cases), math.prod(size)
+    image = torch.empty((samples, *size, volumes.channels), device=cases.device)
+    label = torch.empty((samples, 1, *size), device=cases.device, dtype=torch.uint8)
+    cut_patches[math.ceil(voxels / _BLOCK), samples](
+        volumes.images, volumes.labels, volumes.image_places, volumes.label_places, volumes.lengths, cases, corners, matrices,
+        displacement, image, label, cases.stride(0), corners.stride(0), matrices.stride(0), *size,
+        CHANNELS=volumes.channels, BENT=displacement is not None, BLOCK=_BLOCK,
+    )  # fmt: skip
+    return image.movedim(-1, 1), label
+
+
+def plain(
+    volumes: Volumes,
+    cases: Tensor,
+    corners: Tensor,
+    matrices: Tensor,
+    size: tuple[int, ...],
+    displacement: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same by slices and torch's grid_sample, sample by sample."""
+    images, labels = [], []
+    for row, case in enumerate(cases.tolist()):
+        corner = corners[row].tolist()
+        box = (slice(None), *(slice(first, first + length) for first, length in zip(corner, size, strict=True)))
+        image, label = (one[box].float()[None] for one in volumes.volume(case))
+        offsets = [torch.arange(length, device=image.device) - (length - 1) / 2 for length in size]
+        away = torch.stack(torch.meshgrid(*offsets, indexing="ij"))
+        if displacement is not None:
+            away = away + displacement[row]
+        at = torch.einsum("ij,jdhw->idhw", matrices[row], away)
+        lengths = torch.tensor(size, device=image.device, dtype=at.dtype)
+        grid = (at * (2 / lengths).view(3, 1, 1, 1)).flip(0).movedim(0, -1)[None]
+        images.append(functional.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False))
+        near = functional.grid_sample(label, grid, mode="nearest", padding_mode="border", align_corners=False)
+        labels.append(near.to(torch.uint8))
+    return torch.cat(images).contiguous(memory_format=torch.channels_last_3d), torch.cat(labels)
