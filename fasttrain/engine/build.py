@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fasttrain.batches import LoaderSource, Loading, Order, WindowOrder
+from fasttrain.batches import LoaderSource, Loading, Order, ResidentSource, WindowOrder
 from fasttrain.data.caches import SmartCache, Told, open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.splits import Split
@@ -29,8 +29,9 @@ from fasttrain.machine.cache_folder import cache_folder
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import Hardware
 from fasttrain.networks import build_network
+from fasttrain.networks.fused import fuse
 from fasttrain.recipe import Recipe
-from fasttrain.samples import Case, CaseSource
+from fasttrain.samples import BatchSource, Case, CaseSource
 
 CaseProgress = Callable[[str, int, int], None]
 """Told what is read, how many cases are done, and of how many."""
@@ -52,7 +53,7 @@ class Assembly:
 
 def prepare_torch(plan: Plan, hardware: Hardware) -> None:
     """Sets what torch keeps for the whole process."""
-    if plan.compile:
+    if plan.compile or plan.fused_layers or plan.cache == "gpu":
         keep_compiled(cache_folder(os.environ, Path("runs"))[0])
     if hardware.on_gpu:
         torch.cuda.set_device(hardware.torch_device)
@@ -70,6 +71,8 @@ def build_predictor(recipe: Recipe, choice: Candidate, hardware: Hardware) -> Pr
     network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
     precision = precision_of(choice, hardware.torch_device.type, recipe.dimensions)
     network.to(hardware.torch_device)
+    if choice.fused:
+        fuse(network)
     precision.lay_out_network(network)
     return Predictor(network, recipe, precision, hardware.torch_device)
 
@@ -82,7 +85,7 @@ def build(
     `told` hears what a cache has to say. Raises DataError with every faulty case.
     """
     training, validation = _open_all(recipe, plan, split, hardware, progress, told, epoch)
-    predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last), hardware)
+    predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last, plan.fused_layers), hardware)
     network, average = predictor.network, recipe.training.ema
     ema = Ema(network, average.decay) if average is not None else None
     if ema is not None:
@@ -98,9 +101,10 @@ def build(
         recipe.training.clip_norm,
         ema,
         plan.compile,
+        plan.cuda_graphs,
     )
     state = TrainState(step)
-    source = _batches(recipe, plan, training, hardware, [case.name for case in split.train], told)
+    source = _batches(recipe, plan, training, hardware, [case.name for case in split.train], progress, told)
     rate = learning_rate(recipe.schedule, recipe.optimizer.learning_rate, plan.sizes.total_steps)
     trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
     validator = Validator(
@@ -108,20 +112,29 @@ def build(
         validation,
         split.validation,
         recipe,
-        keep_labels=plan.cache == "memory",
+        keep_labels=plan.cache in ("memory", "gpu"),
         keep_predictions=recipe.output.pictures != "off",
     )
     return Assembly(state, trainer, validator)
 
 
 def _batches(
-    recipe: Recipe, plan: Plan, training: CaseSource, hardware: Hardware, names: Sequence[str], told: Told
-) -> LoaderSource:
+    recipe: Recipe,
+    plan: Plan,
+    training: CaseSource,
+    hardware: Hardware,
+    names: Sequence[str],
+    progress: CaseProgress,
+    told: Told,
+) -> BatchSource:
     samples, seed = recipe.data.samples_per_case, recipe.training.seed
     per_epoch = plan.sizes.steps_per_epoch * plan.sizes.effective_batch
     order = Order(len(training), samples, seed)
     if isinstance(training, SmartCache):
         order = WindowOrder(training.window.of, samples, seed, per_epoch)
+    if plan.cache == "gpu":
+        copied = lambda done, total: progress("copying cases to the GPU", done, total)  # noqa: E731
+        return ResidentSource(recipe, training, order, hardware.torch_device, copied)
     loading = Loading(
         workers=plan.workers,
         kind="thread" if plan.worker_kind == "thread" else "process",
@@ -167,7 +180,8 @@ def _open(
     epoch: int,
 ) -> CaseSource:
     return open_case_source(
-        plan.cache,
+        # The cases that train go on to the GPU's memory from there
+        "memory" if plan.cache == "gpu" else plan.cache,
         cases,
         Preprocess(recipe, training=part == "training"),
         hardware.cpus,

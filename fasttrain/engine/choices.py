@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fasttrain.engine.sizes import Sizes
@@ -13,6 +13,7 @@ from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.allocator import allocator_setting
 from fasttrain.machine.compiler import missing_for_compile
 from fasttrain.machine.hardware import Hardware
+from fasttrain.networks.fused import FUSED_KINDS
 from fasttrain.recipe import Recipe
 from fasttrain.recipe.training_spec import NovogradSpec
 from fasttrain.telemetry.events import Event, Message, Progress
@@ -80,16 +81,26 @@ def choose_step(
     layouts = [True, False] if layout == "auto" else [layout == "on"]
     layout_reason = "" if layout == "auto" else _SET
     checkpointing = recipe.acceleration.activation_checkpointing
+    fused, fused_reason = _fused_layers(recipe, hardware)
+    captured, captured_reason = _cuda_graphs(recipe, hardware)
+    reasons = {"fused_layers": fused_reason, "cuda_graphs": captured_reason}
+    if fused and layout == "auto":
+        layouts, layout_reason = [True], "what fused_layers are written for"
     if kept is not None and kept["amp"] in amps and kept["channels_last"] in layouts:
         stands = "as the run began; on the same device the choice stands"
         again = kept.get("activation_checkpointing", False) if checkpointing == "auto" else checkpointing == "on"
-        reasons = {"amp": amp_reason or stands, "channels_last": layout_reason or stands}
+        reasons |= {"amp": amp_reason or stands, "channels_last": layout_reason or stands}
         reasons["activation_checkpointing"] = stands if checkpointing == "auto" else _SET
-        return StepChoice(Candidate(kept["amp"], kept["channels_last"]), again, None, reasons)
-    candidates = [Candidate(amp, channels_last) for amp in amps for channels_last in layouts]
+        choice = Candidate(kept["amp"], kept["channels_last"], fused, captured and not again)
+        return StepChoice(choice, again, None, reasons)
+    candidates = [
+        Candidate(amp, channels_last, fused and channels_last, captured and checkpointing != "on")
+        for amp in amps
+        for channels_last in layouts
+    ]
     # A GPU's step is measured even where one way is left: whether it fits, and whether compiling pays, hangs on it
     if len(candidates) == 1 and not (hardware.on_gpu and _open_on_gpu(recipe)):
-        reasons = {"amp": amp_reason, "channels_last": layout_reason}
+        reasons |= {"amp": amp_reason, "channels_last": layout_reason}
         reasons["activation_checkpointing"] = (
             _SET if checkpointing != "auto" else "nothing is computed twice unless asked"
         )
@@ -101,6 +112,9 @@ def choose_step(
     seconds = measure(recipe, hardware, candidates, again, told)
     if not seconds and checkpointing == "auto" and hardware.on_gpu:
         again, why = True, f"a step does not fit into {hardware.gpu_gib} GiB without"
+        candidates = [replace(candidate, captured=False) for candidate in candidates]
+        if captured:
+            reasons["cuda_graphs"] = "activation_checkpointing cannot be recorded"
         seconds = measure(recipe, hardware, candidates, again, told)
     if not seconds:
         raise OutOfMemoryError(_does_not_fit(recipe, hardware))
@@ -108,12 +122,60 @@ def choose_step(
     least = min(seconds.values())
     best = next(candidate for candidate in candidates if seconds.get(candidate, least * 9) <= least * _NOISE)
     measured = _told(seconds, best)
-    reasons = {
+    reasons |= {
         "amp": amp_reason or measured,
         "channels_last": layout_reason or measured,
         "activation_checkpointing": why,
     }
     return StepChoice(best, again, seconds[best], reasons)
+
+
+def _fused_layers(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
+    """Whether the network runs in its fused, channels-last form."""
+    acceleration = recipe.acceleration
+    if acceleration.fused_layers == "off":
+        return False, _SET
+    asked = "asked for, but " if acceleration.fused_layers == "on" else ""
+    lacking = missing_for_kernels(hardware)
+    if lacking is not None:
+        return False, f"{asked}{lacking}"
+    if recipe.network.kind not in FUSED_KINDS:
+        return False, f"{asked}network.kind: {recipe.network.kind} has no fused form"
+    if acceleration.fused_layers == "auto" and acceleration.channels_last == "off":
+        return False, "channels_last is off"
+    if acceleration.fused_layers == "auto" and acceleration.compile == "on":
+        return False, "compile is on"
+    return True, _SET if asked else "norms, activations and small convolutions in kernels made for them"
+
+
+def _cuda_graphs(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
+    """Whether a step is recorded and launched as a whole."""
+    acceleration = recipe.acceleration
+    if acceleration.cuda_graphs == "off":
+        return False, _SET
+    asked = "asked for, but " if acceleration.cuda_graphs == "on" else ""
+    hindrances = {
+        "there is no GPU": not hardware.on_gpu,
+        "Novograd updates weight by weight from the host": isinstance(recipe.optimizer, NovogradSpec),
+        "fused_optimizer is off": acceleration.fused_optimizer == "off",
+        "activation_checkpointing cannot be recorded": acceleration.activation_checkpointing == "on",
+        "compile is on": acceleration.compile == "on",
+        f"network.kind: {recipe.network.kind} may ask the host in its step": recipe.network.kind == "monai"
+        and not asked,
+    }
+    hindrance = next((text for text, holds in hindrances.items() if holds), None)
+    if hindrance is not None:
+        return False, f"{asked}{hindrance}"
+    return True, _SET if asked else "a step's kernels are launched at once"
+
+
+def missing_for_kernels(hardware: Hardware) -> str | None:
+    """What fasttrain's own kernels lack on this machine; None where they run."""
+    if not hardware.on_gpu:
+        return "there is no GPU"
+    if hardware.compute_capability is None or hardware.compute_capability < (7, 0):
+        return f"{hardware.device_name} is too old for Triton"
+    return missing_for_compile()
 
 
 def _open_on_gpu(recipe: Recipe) -> bool:
@@ -140,12 +202,19 @@ def _by_seconds(seconds: Mapping[Candidate, float]) -> Sequence[tuple[Candidate,
 
 
 def choose_compile(
-    recipe: Recipe, hardware: Hardware, sizes: Sizes, seconds: float | None, kept: Mapping[str, Any] | None
+    recipe: Recipe,
+    hardware: Hardware,
+    sizes: Sizes,
+    seconds: float | None,
+    kept: Mapping[str, Any] | None,
+    fused_layers: bool = False,
 ) -> tuple[bool, str]:
     """Whether torch.compile is worth its start-up, by the step's measured seconds; `on` needs the tools all the same."""
     setting = recipe.acceleration.compile
     if setting == "off":
         return False, _SET
+    if fused_layers and setting == "auto":
+        return False, "fused_layers do its work"
     if not hardware.on_gpu:
         if setting == "on":
             return True, f"{_SET}; on a CPU it may take minutes to begin"

@@ -13,9 +13,10 @@ from fasttrain.data.caches import Window, require_lmdb, volumes_folder
 from fasttrain.data.caches.keys import settings_digest
 from fasttrain.data.inventory.sets import look_at
 from fasttrain.data.preprocess import Preprocess
+from fasttrain.engine.choices import missing_for_kernels
 from fasttrain.engine.sizes import Sizes
 from fasttrain.engine.worker_plan import WORKER_BYTES, batch_bytes, batches_held, wanted_workers
-from fasttrain.errors import OutOfMemoryError, StorageError
+from fasttrain.errors import MachineError, OutOfMemoryError, StorageError
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.limits import disk_free_bytes
 from fasttrain.recipe import Recipe
@@ -23,6 +24,8 @@ from fasttrain.wording import counted
 
 MEMORY_SHARE = 0.7
 """Of the free memory that a cache chosen here may fill, batches and validation included: the network and the system need some."""
+GPU_SHARE = 0.4
+"""Of the GPU's memory that volumes kept there may fill: the step needs the rest."""
 _DISK_SHARE = 0.8
 _SET = "set in the recipe"
 _STORED = ("disk", "lmdb")
@@ -73,11 +76,12 @@ def choose_cache(
 ) -> tuple[str, str]:
     """Where volumes are kept, and why.
 
-    `auto` takes memory where it has room, else the disk where that has room, else `smart`, else nothing. The disk goes before
-    `smart` since it changes nothing but speed: its files are mapped, so that the system keeps of them what memory has room for,
-    and every case is still seen once a pass; under `smart` an epoch sees a part of the cases. `smart` is chosen for a new run
-    only, and only where its window comes round to every case; an epoch has as many steps as under any other kind. `former` is
-    the plan of the run that goes on here, whose order of cases must stand.
+    `auto` takes the GPU's memory where fasttrain's kernels run and no workers were asked for, the host's where that has room,
+    else the disk where that has room, else `smart`, else nothing. The disk goes before `smart` since it changes nothing but
+    speed: its files are mapped, so that the system keeps of them what memory has room for, and every case is still seen once a
+    pass; under `smart` an epoch sees a part of the cases. `smart` is chosen for a new run only, and only where its window comes
+    round to every case; an epoch has as many steps as under any other kind. `former` is the plan of the run that goes on here,
+    whose order of cases must stand.
 
     Raises OutOfMemoryError or StorageError for a kind that the recipe asks for and that cannot fit, MachineError where it asks
     for a missing extra.
@@ -85,6 +89,8 @@ def choose_cache(
     setting = recipe.data.cache.kind
     if setting == "auto":
         return _automatic(recipe, hardware, sizes, former, ranks)
+    if setting == "gpu":
+        _check_gpu(recipe, hardware, sizes, ranks)
     if setting == "lmdb":
         require_lmdb()
     if setting in ("memory", "smart"):
@@ -114,7 +120,8 @@ def _automatic(
     need = memory_need(recipe, hardware, sizes, "memory", ranks)
     free = _free_text(hardware)
     if _leaves_enough(need, hardware):
-        return "memory", f"{need} of {free}"
+        on_gpu = _gpu_text(recipe, hardware, sizes)
+        return ("gpu", on_gpu) if on_gpu is not None else ("memory", f"{need} of {free}")
     why = f"memory would need {need}, more than {MEMORY_SHARE:.0%} of {free}"
     folder = _folder(recipe)
     room, stored = disk_free_bytes(folder), _stored_bytes("disk", recipe)
@@ -130,6 +137,30 @@ def _automatic(
     return "none", f"{why}; cases are read whenever they are wanted"
 
 
+def _gpu_text(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> str | None:
+    """Why the GPU's memory is the place for the volumes; None where it is not."""
+    if missing_for_kernels(hardware) is not None or recipe.data.workers not in ("auto", 0):
+        return None
+    assert hardware.gpu_gib is not None
+    if sizes.cache_bytes > GPU_SHARE * hardware.gpu_gib * GIB:
+        return None
+    return f"{amount(sizes.cache_bytes)} of the {hardware.gpu_gib:.0f} GiB of {hardware.device_name}; patches are cut there"
+
+
+def _check_gpu(recipe: Recipe, hardware: Hardware, sizes: Sizes, ranks: int) -> None:
+    missing = missing_for_kernels(hardware)
+    if missing is not None:
+        raise MachineError(f"data.cache.kind: gpu cannot be had here: {missing}; use memory or auto")
+    # They are read into the host's memory first
+    _check_memory("gpu", recipe, hardware, sizes, ranks)
+    assert hardware.gpu_gib is not None
+    if sizes.cache_bytes > hardware.gpu_gib * GIB:
+        raise OutOfMemoryError(
+            f"data.cache.kind: gpu needs {amount(sizes.cache_bytes)} and {hardware.device_name} has {hardware.gpu_gib:.0f} GiB; "
+            "set data.cache.kind: memory (or auto), or data.storage_dtype: float16"
+        )
+
+
 def _leaves_enough(need: MemoryNeed, hardware: Hardware) -> bool:
     return need.total <= MEMORY_SHARE * hardware.memory_free_gib * GIB
 
@@ -140,7 +171,7 @@ def _comes_round(recipe: Recipe, sizes: Sizes) -> bool:
 
 
 def _volume_bytes(recipe: Recipe, sizes: Sizes, cache: str) -> int:
-    if cache == "memory":
+    if cache in ("memory", "gpu"):
         return sizes.cache_bytes
     if cache != "smart":
         return 0
@@ -165,7 +196,7 @@ def _check_memory(kind: str, recipe: Recipe, hardware: Hardware, sizes: Sizes, r
     if need.total <= hardware.memory_free_gib * GIB:
         return
     smaller = "cache_cases" if recipe.data.cache.cache_cases is not None else "cache_share"
-    first = "set data.cache.kind: disk (or auto)" if kind == "memory" else f"lower data.cache.{smaller}"
+    first = f"lower data.cache.{smaller}" if kind == "smart" else "set data.cache.kind: disk (or auto)"
     raised = "raise the container's memory limit" if "cgroup" in hardware.memory_bound else "take a machine with more"
     raise OutOfMemoryError(
         f"data.cache.kind: {kind} needs {need} and {hardware.memory_free_gib:.1f} GiB are free, bounded by "

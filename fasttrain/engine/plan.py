@@ -27,6 +27,8 @@ class Plan:
     channels_last: bool
     tf32: bool
     threads: int
+    fused_layers: bool
+    cuda_graphs: bool
     compile: bool
     activation_checkpointing: bool
     fused_optimizer: bool
@@ -77,7 +79,9 @@ def make_plan(
     decide("amp", step.candidate.amp, step.reasons["amp"])
     decide("channels_last", step.candidate.channels_last, step.reasons["channels_last"])
     decide("activation_checkpointing", step.checkpointing, step.reasons["activation_checkpointing"])
-    compiled, why = choices.choose_compile(recipe, hardware, sizes, step.seconds, kept)
+    decide("fused_layers", step.candidate.fused, step.reasons["fused_layers"])
+    decide("cuda_graphs", step.candidate.captured, step.reasons["cuda_graphs"])
+    compiled, why = choices.choose_compile(recipe, hardware, sizes, step.seconds, kept, step.candidate.fused)
     decide("compile", compiled, why)
     fused, why = choices.choose_fused(recipe, hardware)
     decide("fused_optimizer", fused, why)
@@ -98,6 +102,8 @@ def make_plan(
         channels_last=step.candidate.channels_last,
         tf32=tf32,
         threads=threads,
+        fused_layers=step.candidate.fused,
+        cuda_graphs=step.candidate.captured and not compiled,
         compile=compiled,
         activation_checkpointing=step.checkpointing,
         fused_optimizer=fused,

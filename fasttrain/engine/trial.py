@@ -17,6 +17,7 @@ from fasttrain.engine.step import Precision, Step
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware
 from fasttrain.networks import build_network
+from fasttrain.networks.fused import fuse
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch
 
@@ -38,9 +39,13 @@ class Candidate:
 
     amp: str
     channels_last: bool
+    fused: bool = False
+    captured: bool = False
 
     def __str__(self) -> str:
-        return f"{'float32' if self.amp == 'off' else self.amp} {'NDHWC' if self.channels_last else 'NCDHW'}"
+        layout = "NDHWC" if self.channels_last else "NCDHW"
+        more = f"{' with fused layers' if self.fused else ''}{' in a CUDA graph' if self.captured else ''}"
+        return f"{'float32' if self.amp == 'off' else self.amp} {layout}{more}"
 
 
 def precision_of(candidate: Candidate, device_type: str, dimensions: int) -> Precision:
@@ -142,6 +147,8 @@ def _sharing(
 def _learner(recipe: Recipe, device: torch.device, candidate: Candidate, checkpointing: bool) -> Learner:
     network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
     network.to(device)
+    if candidate.fused:
+        fuse(network)
     precision_of(candidate, device.type, recipe.dimensions).lay_out_network(network)
     if checkpointing:
         checkpoint_blocks(network)
@@ -153,7 +160,7 @@ def _timer(recipe: Recipe, device: torch.device, candidate: Candidate, learner: 
     network, optimizer = learner
     precision = precision_of(candidate, device.type, recipe.dimensions)
     loss = build_loss(recipe.loss, recipe.data.ignore_label is not None)
-    step = Step(network, loss, optimizer, precision, accumulate=1)
+    step = Step(network, loss, optimizer, precision, accumulate=1, captured=candidate.captured)
     batch = _made_batch(recipe, device)
     return lambda: _timed(step, batch, device)
 

@@ -47,6 +47,8 @@ def batches_held(hardware: Hardware) -> int:
 def wanted_workers(recipe: Recipe, hardware: Hardware, cache: str) -> tuple[int, str]:
     """The number of workers where nothing is short, and why."""
     setting = recipe.data.workers
+    if cache == "gpu":
+        return 0, "patches are cut on the GPU"
     if isinstance(setting, int):
         return setting, _SET
     if not hardware.on_gpu and cache == "memory":

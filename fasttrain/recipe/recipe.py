@@ -69,6 +69,7 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
     yield from _faults_of_network(recipe)
     yield from _faults_of_loss(recipe)
     yield from _faults_of_axes(recipe)
+    yield from _faults_of_acceleration(recipe)
     if isinstance(recipe.optimizer, SGDSpec) and recipe.optimizer.nesterov and recipe.optimizer.momentum == 0:
         yield ("optimizer", "nesterov"), "needs a momentum above 0; set optimizer.nesterov: false or a momentum"
 
@@ -206,6 +207,29 @@ def _faults_of_patch(size: tuple[int, ...], factors: tuple[int, ...]) -> Iterato
         below, above = length // factor * factor, -(-length // factor) * factor
         choice = f"{below} or {above}" if below else f"{above}"
         yield ("patch", "size", axis), f"{length} is not a multiple of {factor}; use {choice}"
+
+
+def _faults_of_acceleration(recipe: Recipe) -> Iterator[Fault]:
+    acceleration, data = recipe.acceleration, recipe.data
+    if acceleration.fused_layers == "on" and acceleration.compile == "on":
+        yield (
+            ("acceleration", "compile"),
+            "and fused_layers do the same work in two ways; set one of them to off or auto",
+        )
+    if acceleration.fused_layers == "on" and acceleration.channels_last == "off":
+        yield ("acceleration", "channels_last"), "off leaves the layout that fused_layers need; set one of them to auto"
+    if acceleration.cuda_graphs == "on" and acceleration.activation_checkpointing == "on":
+        yield (
+            ("acceleration", "cuda_graphs"),
+            "cannot record what activation_checkpointing computes again; set one of them to off or auto",
+        )
+    if acceleration.cuda_graphs == "on" and acceleration.fused_optimizer == "off":
+        yield ("acceleration", "cuda_graphs"), "needs fused_optimizer, since another waits for the host in each step"
+    if data.cache.kind == "gpu" and isinstance(data.workers, int) and data.workers > 0:
+        yield (
+            ("data", "workers"),
+            "have nothing to do where data.cache.kind: gpu cuts patches on the GPU; use auto or 0",
+        )
 
 
 def _faults_of_axes(recipe: Recipe) -> Iterator[Fault]:

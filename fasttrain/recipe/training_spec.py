@@ -257,11 +257,15 @@ class AccelerationSpec(Spec):
 
     `activation_checkpointing` computes the network's blocks again in the backward pass instead of keeping their results.
     `fused_optimizer` updates all weights in one kernel. `expandable_segments` lets the GPU's allocator grow its blocks.
+    `fused_layers` computes norms, activations and some convolutions by fasttrain's own kernels. `cuda_graphs` launches a whole
+    step at once.
     """
 
     amp: Annotated[Literal["auto", "bf16", "fp16", "off"], OrOff] = "auto"
     channels_last: Switch = "auto"
     tf32: Switch = "auto"
+    fused_layers: Switch = "auto"
+    cuda_graphs: Switch = "auto"
     compile: Switch = "auto"
     activation_checkpointing: Switch = "auto"
     fused_optimizer: Switch = "auto"

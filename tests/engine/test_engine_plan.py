@@ -74,6 +74,8 @@ def test_every_decision_has_a_reason_and_is_kept(planned) -> None:
         "amp",
         "channels_last",
         "activation_checkpointing",
+        "fused_layers",
+        "cuda_graphs",
         "compile",
         "fused_optimizer",
         "expandable_segments",

@@ -12,6 +12,8 @@ from fasttrain.networks.fused.blocks import fuse_basic_block, fuse_pre_activatio
 from fasttrain.networks.fused.convolutions import fuse_convolution, fuse_normed_convolution
 from fasttrain.networks.fused.norms import fuse_adn
 
+FUSED_KINDS = ("unet", "dynunet", "segresnet")
+"""Of `network.kind`: those made of blocks that have a fused form."""
 FORMS: tuple[Callable[[nn.Module], nn.Module | None], ...] = (
     fuse_basic_block,
     fuse_residual_unit,
