@@ -85,7 +85,13 @@ class CaseSource(Protocol):
 
 
 class BatchSource(Protocol):
-    """Batches from a given sample position on, for ever; how they are made is the implementation's own business."""
+    """Batches from a given sample position on, for ever; how they are made is the implementation's own business.
+
+    waited_for: whether the seconds until a batch is there are seconds in which the device has nothing to do. They are not where
+    the device makes its batches itself, in its own order of work.
+    """
+
+    waited_for: bool
 
     def batches(self, first_position: int) -> Iterator[Batch]: ...
 

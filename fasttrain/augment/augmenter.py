@@ -22,7 +22,7 @@ from fasttrain.augment.rotate import Rotate
 from fasttrain.augment.scale import Scale
 from fasttrain.augment.scale_intensity import ScaleIntensity
 from fasttrain.augment.shift_intensity import ShiftIntensity
-from fasttrain.augment.technique import Draw, IntensityTechnique, SpatialTechnique, per_sample
+from fasttrain.augment.technique import Draw, IntensityTechnique, SpatialTechnique, per_sample, sent
 from fasttrain.recipe.augment_spec import AugmentSpec
 
 SPATIAL: dict[str, type] = {"rotate": Rotate, "scale": Scale}
@@ -93,7 +93,7 @@ class Augmenter:
         if displacement is not None:
             theirs = {"mirrored": draws["flip"]["mirrored"][displacement.rows]}
             field = self.flip.apply(displacement.field, theirs)
-            field *= per_sample(signs[displacement.rows].to(device, non_blocking=True), field)
+            field *= per_sample(sent(signs[displacement.rows], device), field)
         return matrix * signs[:, None, :], displacement
 
     def apply_intensity(self, image: Tensor, draws: Draws) -> Tensor:
@@ -101,7 +101,7 @@ class Augmenter:
         for name, technique in self.intensity.items():
             chosen = draws[name]["active"].nonzero().flatten()
             if len(chosen):
-                place = chosen.to(image.device, non_blocking=True)
+                place = sent(chosen, image.device)
                 theirs = {key: value[chosen] for key, value in draws[name].items()}
                 image[place] = technique.apply(image[place], theirs)
         return image
@@ -120,7 +120,7 @@ class Augmenter:
         if len(chosen) == 0:
             return
         matrix = self._matrix(draws, len(image), image.dim() - 2)
-        place = chosen.to(image.device, non_blocking=True)
+        place = sent(chosen, image.device)
         image[place], label[place] = resample(image[place], label[place], matrix[chosen], displacement)
 
     def _matrix(self, draws: Draws, count: int, dimensions: int) -> Tensor:

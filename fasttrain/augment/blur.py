@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, uniform
+from fasttrain.augment.technique import Draw, happens, sent, uniform
 from fasttrain.recipe.augment_spec import BlurSpec
 
 REACH_IN_SIGMAS = 4.0
@@ -35,8 +35,8 @@ class Blur:
         samples, channels = draw["chosen"].nonzero(as_tuple=True)
         if len(samples) == 0:
             return image
-        kernels = self._kernels(draw["sigma"][samples, channels]).to(image.device, non_blocking=True)
-        samples, channels = (place.to(image.device, non_blocking=True) for place in (samples, channels))
+        kernels = sent(self._kernels(draw["sigma"][samples, channels]), image.device)
+        samples, channels = (sent(place, image.device) for place in (samples, channels))
         volumes = image[samples, channels]
         for axis in range(1, volumes.dim()):
             volumes = _filtered(volumes, kernels[:, axis - 1], axis, self.radius)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, around_one, happens, per_sample
+from fasttrain.augment.technique import Draw, around_one, happens, per_sample, sent
 from fasttrain.recipe.augment_spec import BrightnessSpec
 
 
@@ -25,4 +25,4 @@ class Brightness:
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Multiplies by the factors."""
-        return image.mul_(per_sample(draw["factor"].to(image.device), image))
+        return image.mul_(per_sample(sent(draw["factor"], image.device), image))

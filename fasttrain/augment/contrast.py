@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample
+from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample, sent
 from fasttrain.recipe.augment_spec import ContrastSpec
 
 
@@ -26,7 +26,7 @@ class Contrast:
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Keeps each channel's mean and, where the recipe says so, clips to its smallest and largest value."""
-        stretched = torch.lerp(channel_mean(image), image, per_sample(draw["factor"].to(image.device), image))
+        stretched = torch.lerp(channel_mean(image), image, per_sample(sent(draw["factor"], image.device), image))
         if self.spec.preserve_range:
             axes = tuple(range(2, image.dim()))
             torch.clamp(stretched, image.amin(axes, keepdim=True), image.amax(axes, keepdim=True), out=stretched)

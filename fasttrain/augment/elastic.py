@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, uniform
+from fasttrain.augment.technique import Draw, happens, sent, uniform
 from fasttrain.recipe.augment_spec import ElasticSpec
 
 
@@ -34,12 +34,12 @@ class Elastic:
 
     def displacement(self, draw: Draw, size: Sequence[int], device: torch.device) -> Tensor:
         """[sample, d, *size] float32 in voxels, for the samples of `draw`."""
-        field = draw["points"].to(device, non_blocking=True)
+        field = sent(draw["points"], device)
         # The last axis first: while the field is small, so that the large steps read whole rows
         for axis in reversed(range(len(size))):
             field = _refined(field, axis + 2, size[axis], self.spec.cells)
         lengths = torch.tensor(size, dtype=field.dtype).reshape(-1, *(1,) * len(size))
-        return field.mul_(lengths.to(device, non_blocking=True))
+        return field.mul_(sent(lengths, device))
 
 
 def _refined(field: Tensor, axis: int, length: int, cells: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens
+from fasttrain.augment.technique import Draw, happens, sent
 from fasttrain.recipe.augment_spec import FlipSpec
 
 
@@ -33,6 +33,6 @@ class Flip:
         for axis in self.spec.axes:
             chosen = draw["mirrored"][:, axis].nonzero().flatten()
             if len(chosen):
-                chosen = chosen.to(volume.device, non_blocking=True)
+                chosen = sent(chosen, volume.device)
                 volume[chosen] = volume[chosen].flip(axis + 2)
         return volume

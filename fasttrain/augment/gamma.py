@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample, uniform
+from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample, sent, uniform
 from fasttrain.recipe.augment_spec import GammaSpec
 
 
@@ -35,7 +35,7 @@ class Gamma:
         axes = tuple(range(2, image.dim()))
         low, high = image.amin(axes, keepdim=True), image.amax(axes, keepdim=True)
         span = (high - low).clamp_min(torch.finfo(image.dtype).tiny)
-        power = per_sample(draw["power"].to(image.device), image)
+        power = per_sample(sent(draw["power"], image.device), image)
         # x^p as exp(p log x): torch's pow gives other bits where a thread's share of the voxels ends
         curved = ((image - low) / span).clamp_(0.0, 1.0).log_().mul_(power).exp_().mul_(high - low).add_(low)
         return _with_the_stats_of(image, curved) if self.spec.retain_stats else curved

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, per_sample, uniform
+from fasttrain.augment.technique import Draw, happens, per_sample, sent, uniform
 from fasttrain.recipe.augment_spec import NoiseSpec
 
 
@@ -33,4 +33,4 @@ class Noise:
         field = torch.empty_like(image)
         for row, seed in zip(field, draw["seed"].tolist(), strict=True):
             row.normal_(generator=generator.manual_seed(seed))
-        return torch.addcmul(image, field, per_sample(draw["std"].to(image.device), image))
+        return torch.addcmul(image, field, per_sample(sent(draw["std"], image.device), image))

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fasttrain.augment.technique import sent
+
 
 @dataclass(frozen=True)
 class Displacement:
@@ -27,10 +29,10 @@ def resample(
     A voxel at x looks at matrix · (x + displacement(x)): nnU-Net's order, in which no rotation can fold a field without folds.
     What lies outside repeats the edge in image and label alike, so that the two still agree there.
     """
-    matrix = matrix.to(image.device)
+    matrix = sent(matrix, image.device)
     grid = sampling_grid(matrix, image.shape[2:])
     if displacement is not None:
-        rows = displacement.rows.to(image.device, non_blocking=True)
+        rows = sent(displacement.rows, image.device)
         grid.index_add_(0, rows, _bends(matrix[rows], displacement.field))
     grid = grid.to(image.dtype)
     moved = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, per_sample, uniform
+from fasttrain.augment.technique import Draw, happens, per_sample, sent, uniform
 from fasttrain.recipe.augment_spec import ScaleIntensitySpec
 
 
@@ -25,4 +25,4 @@ class ScaleIntensity:
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Multiplies by the factors."""
-        return image * per_sample(draw["factor"].to(image.device), image)
+        return image * per_sample(sent(draw["factor"], image.device), image)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, per_sample, uniform
+from fasttrain.augment.technique import Draw, happens, per_sample, sent, uniform
 from fasttrain.recipe.augment_spec import ShiftIntensitySpec
 
 
@@ -25,4 +25,4 @@ class ShiftIntensity:
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Adds the offsets."""
-        return image + per_sample(draw["offset"].to(image.device), image)
+        return image + per_sample(sent(draw["offset"], image.device), image)

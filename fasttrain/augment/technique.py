@@ -62,6 +62,13 @@ def happens(probability: float, chances: Tensor) -> Tensor:
     return chances < probability
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Small values of the host's on the device, by way of pinned memory: from elsewhere a copy waits for all work before it."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
 def per_sample(values: Tensor, image: Tensor) -> Tensor:
     """Reshapes [sample] or [sample, channel] so that it broadcasts over [sample, channel, *spatial]."""
     return values.reshape(*values.shape, *(1,) * (image.dim() - values.dim()))

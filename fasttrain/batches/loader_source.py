@@ -16,14 +16,12 @@ from fasttrain.batches.patch_maker import PatchMaker, RawBatch, as_message, from
 from fasttrain.batches.process_loader import ProcessLoader, shared
 from fasttrain.batches.thread_loader import NothingYet, ThreadLoader
 from fasttrain.batches.whereabouts import NotedCases, Whereabouts
-from fasttrain.batches.worker_watch import MOST_SECONDS_WITHOUT_A_MOVE, WorkerWatch, ended_worker
+from fasttrain.batches.worker_watch import LOOK_SECONDS, MOST_SECONDS_WITHOUT_A_MOVE, WorkerWatch, ended_worker
 from fasttrain.data.caches import SmartCache
 from fasttrain.errors import FasttrainError, MachineError
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch, CaseSource
 
-_LOOK_SECONDS = 5.0
-"""How often workers are looked at while a batch is waited for."""
 _SECONDS_FOR_A_HUNG_THREAD = 1.0
 
 
@@ -52,6 +50,8 @@ class LoaderSource:
     they see the window that was open when they began. case_names: by index, for sentences about workers. told: hears a sentence
     and its level.
     """
+
+    waited_for = True
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class LoaderSource:
         size = self.maker.batch_size
         positions: Any = itertools.count(first, size) if end is None else range(first, end, size)
         dataset = _BatchesByPosition(self.maker, self._table, augment=not self._on_gpu)
-        loading, look = self.loading, min(_LOOK_SECONDS, self.loading.most_seconds)
+        loading, look = self.loading, min(LOOK_SECONDS, self.loading.most_seconds)
         self._table.clear()
         workers, ahead = loading.workers, loading.prefetch_factor
         loader: ThreadLoader | ProcessLoader
@@ -131,14 +131,15 @@ class LoaderSource:
         """The next message; raises the sentence about the workers where one of them ended, or where none moves any more."""
         while True:
             try:
-                message = next(loader)
+                with self._watch.waiting():
+                    message = next(loader)
             except NothingYet:
                 self._watch.check(look_seconds)
                 if isinstance(loader, ProcessLoader) and loader.pins_no_more:
                     raise MachineError("the thread that pins batches has ended; set data.pin_memory: off") from None
             except (RuntimeError, OSError, EOFError) as error:
                 # A worker that died in the middle of sending shows as whatever went wrong with what it sent
-                known = ended_worker(error, self.loading.workers) or self._watch.death()
+                known = ended_worker(error, self.loading.workers) or self._watch.death_soon()
                 if known is None:
                     raise
                 raise known from error

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from fasttrain.augment.technique import sent
 from fasttrain.batches.crop import CaseCentres, CentreTables
 from fasttrain.batches.order import Order
 from fasttrain.batches.patch_maker import Drawn, PatchMaker
@@ -25,6 +26,8 @@ _NUMBERS = 1 + _AXES + _AXES * _AXES
 
 class ResidentSource:
     """A BatchSource over volumes that are copied to `device` once. `source` is closed when they are there."""
+
+    waited_for = False
 
     def __init__(
         self,
@@ -57,9 +60,9 @@ class ResidentSource:
         displacement = None
         if bent is not None:
             displacement = bent.field.new_zeros((len(drawn.cases), *bent.field.shape[1:]))
-            displacement[bent.rows.to(self.device, non_blocking=True)] = bent.field
+            displacement[sent(bent.rows, self.device)] = bent.field
             displacement = _in_three(displacement)
-        numbers = self._sent(_numbers(drawn, matrix))
+        numbers = sent(torch.from_numpy(_numbers(drawn, matrix)), self.device)
         image, label = cut(
             self.volumes,
             numbers[:, 0],
@@ -72,12 +75,6 @@ class ResidentSource:
             image, label = image.squeeze(2), label.squeeze(2)
         image = augmenter.apply_intensity(image, drawn.draws)
         return Batch(image, label, drawn.positions, tuple(self._names[case] for case in drawn.cases.tolist()))
-
-    def _sent(self, numbers: np.ndarray) -> torch.Tensor:
-        there = torch.from_numpy(numbers)
-        if self.device.type == "cuda":
-            there = there.pin_memory()
-        return there.to(self.device, non_blocking=True)
 
 
 def _copied(

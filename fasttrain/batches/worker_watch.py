@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 
 import psutil
@@ -17,6 +19,9 @@ from fasttrain.machine.limits import oom_kills
 
 MOST_SECONDS_WITHOUT_A_MOVE = 300.0
 """A single case of hundreds of megabytes may take a minute from a slow disk; after five a read will not end."""
+LOOK_SECONDS = 5.0
+"""How often the trainer looks at workers while it waits for a batch."""
+_SECONDS_TO_DIE = 2.0
 LOST_BATCH = 71
 """The exit code of a worker whose finished batch could not be sent."""
 _ENDED = re.compile(r"DataLoader worker \(pid|Pin memory thread exited unexpectedly")
@@ -46,16 +51,23 @@ class WorkerWatch:
         self._processes: Sequence[BaseProcess] = ()
         self._moves: tuple[int, ...] = ()
         self._idle_seconds = 0.0
+        self._hang: str | None = None
+        self._last_resort: _LastResort | None = None
 
     def begin(self, processes: Sequence[BaseProcess]) -> None:
         """New workers have begun; none where they are threads."""
         self.broken, self._processes = False, processes
         self._kills_before = self._kills()
-        self._moves, self._idle_seconds = (), 0.0
+        self._moves, self._idle_seconds, self._hang = (), 0.0, None
         _watches.add(self)
+        if processes:
+            self._last_resort = _LastResort(self._table, self._most_seconds, self._kill)
 
     def end(self) -> None:
-        """The workers were told to end, and their ends mean nothing any more."""
+        """The workers are told to end, and their ends mean nothing any more."""
+        if self._last_resort is not None:
+            self._last_resort.close()
+            self._last_resort = None
         self._processes = ()
         _watches.discard(self)
 
@@ -73,18 +85,49 @@ class WorkerWatch:
             self.broken = True
             raise MachineError(self._hang_text())
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A scope in which the trainer waits for a worker, if need be in a read that no look from time to time breaks off."""
+        if self._last_resort is None:
+            yield
+            return
+        self._last_resort.waiting = True
+        try:
+            yield
+        finally:
+            self._last_resort.waiting = False
+
     def received(self) -> None:
         """A batch has come."""
         self._idle_seconds = 0.0
 
     def death(self) -> FasttrainError | None:
-        """The sentence about a worker process that ended by itself; None where all live."""
+        """The sentence about a worker process that ended by itself, or that hung and was ended; None where all live."""
         for worker, process in enumerate(self._processes):
             code = process.exitcode
             if code is not None:
                 self.broken = True
-                return self._death_error(worker, process.pid, code)
+                return (
+                    MachineError(self._hang) if self._hang is not None else self._death_error(worker, process.pid, code)
+                )
         return None
+
+    def death_soon(self) -> FasttrainError | None:
+        """`death`, waited for a little: what a worker was sending breaks off before the system says that it has died."""
+        deadline = time.monotonic() + _SECONDS_TO_DIE
+        while time.monotonic() < deadline and self._processes:
+            # Where torch's handler raises it is here, and says no more than the next look
+            with contextlib.suppress(RuntimeError):
+                if (known := self.death()) is not None:
+                    return known
+                time.sleep(0.02)
+        return self.death()
+
+    def _kill(self) -> None:
+        """Ends workers that hang while the trainer is in a read from one of them, which breaks off the read."""
+        self._hang = self._hang_text()
+        for process in self._processes:
+            process.kill()
 
     def _death_error(self, worker: int, pid: int | None, code: int) -> FasttrainError:
         how = f"was killed by signal {-code} ({_signal_name(-code)})" if code < 0 else f"ended with exit code {code}"
@@ -135,6 +178,35 @@ class WorkerWatch:
         with contextlib.suppress(psutil.Error):
             state = f" ({psutil.Process(pid).status()})"
         return f"pid {pid}{state}"
+
+
+class _LastResort:
+    """A thread that ends hanging workers where the trainer, which waits for them, cannot look for itself."""
+
+    def __init__(self, table: Whereabouts, most_seconds: float, kill: Callable[[], None]) -> None:
+        self.waiting = False
+        self._table = table
+        # Later than the trainer itself would notice
+        self._most_seconds = most_seconds + 2 * LOOK_SECONDS
+        self._kill = kill
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="worker watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread: none may live while workers are forked."""
+        self._closed.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        moves, idle_seconds = self._table.moves(), 0.0
+        while not self._closed.wait(1.0):
+            now = self._table.moves()
+            idle_seconds = idle_seconds + 1.0 if self.waiting and now == moves else 0.0
+            moves = now
+            if idle_seconds >= self._most_seconds:
+                self._kill()
+                return
 
 
 def ended_worker(error: BaseException, workers: int) -> FasttrainError | None:

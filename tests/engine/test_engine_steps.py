@@ -60,6 +60,8 @@ def step_of(net: nn.Module, spec=OPTIMIZERS[0], accumulate: int = 1) -> Step:
 class Forever:
     """A source that gives batches from a function of the position."""
 
+    waited_for = True
+
     def __init__(self, make) -> None:
         self.make = make
 
