@@ -93,10 +93,15 @@ class Trainer:
         Raises DivergedError after too many steps in a row whose loss was not finite.
         """
         progress = self.state.progress
+        began = time.perf_counter()
         if self._counting:
             progress.loss_sum = float(self._loss_sum)
             progress.loss_count = int(self._loss_count)
         streak = int(self.step.worst_streak)
+        # The device may be many steps behind the host: what it still had to do are seconds of training
+        waited = time.perf_counter() - began
+        progress.epoch_seconds += waited
+        progress.training_seconds += waited
         if streak >= MOST_BAD_STEPS_IN_A_ROW:
             raise DivergedError(
                 f"training diverged: {streak} losses in a row were not finite by step {progress.step}; {_CURES}"

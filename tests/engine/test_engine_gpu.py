@@ -1,10 +1,12 @@
 """The same runs on a GPU."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from fasttrain import train
 from fasttrain.batches import LoaderSource, Loading, Order
@@ -12,13 +14,16 @@ from fasttrain.data.caches import open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
 from fasttrain.delivery import open_run
+from fasttrain.engine.ema import Ema
 from fasttrain.engine.optim import build_optimizer
 from fasttrain.engine.run import resume
+from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Precision, Step
 from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.trainer import Trainer
 from fasttrain.errors import OutOfMemoryError
 from fasttrain.losses import build_loss
-from fasttrain.recipe.training_spec import AdamWSpec, CrossEntropyLossSpec, SGDSpec
+from fasttrain.recipe.training_spec import AdamWSpec, CrossEntropyLossSpec, OptimizerSpec, SGDSpec
 from fasttrain.samples import Batch
 from fasttrain.telemetry.events import Event, StepLogged
 from fasttrain.telemetry.metrics_csv import read_metrics
@@ -211,3 +216,100 @@ def test_no_memory_for_a_step_is_a_sentence_or_activation_checkpointing(tiny, ph
     fits = choose_step(tiny(training__batch_size=2).recipe, hardware, None)
     assert not fits.checkpointing
     assert fits.seconds is not None
+
+
+class OneBatch:
+    """The same batch for ever, on the device from the start."""
+
+    waited_for = False
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def batches(self, first_position: int):
+        while True:
+            yield self.batch
+
+    def close(self) -> None: ...
+
+
+def deep(width: int = 64) -> torch.nn.Module:
+    """Much to compute for few launches."""
+    layers = [torch.nn.Conv3d(width if number else 1, width, 3, padding=1) for number in range(6)]
+    return torch.nn.Sequential(*layers, torch.nn.Conv3d(width, 3, 1)).cuda()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_epochs_seconds_are_those_of_the_device(captured: bool) -> None:
+    """The host is many steps ahead when it has launched the last one of an epoch."""
+    network = deep()
+    image = torch.randn(2, 1, 48, 48, 48, device="cuda")
+    batch = Batch(image, (image > 0).to(torch.uint8), (), ())
+    step = Step(
+        network,
+        build_loss(CrossEntropyLossSpec(kind="cross_entropy")),
+        build_optimizer(AdamWSpec(kind="adamw"), network.parameters()),
+        Precision("cuda", None, None),
+        1,
+        captured=captured,
+    )
+    trainer = Trainer(TrainState(step), OneBatch(batch), lambda _: 1e-4, 40)
+    for _ in trainer.steps():
+        pass
+    trainer.settle()
+    trainer.begin_epoch()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in trainer.steps():
+        pass
+    trainer.settle()
+    torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    assert trainer.state.progress.epoch_seconds > 0.9 * took
+    assert trainer.state.progress.epoch_seconds < 1.01 * took
+
+
+@pytest.mark.parametrize("optimizer", [{"kind": "sgd"}, {"kind": "adamw"}, {"kind": "adam"}])
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+def test_a_recorded_step_is_the_step(optimizer: dict, dtype: torch.dtype | None) -> None:
+    """Weights, average, learning rate and skipped steps as kernel by kernel."""
+    torch.backends.cudnn.allow_tf32 = False
+    outcomes = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        layers = [
+            torch.nn.Conv3d(1, 8, 3, padding=1),
+            torch.nn.BatchNorm3d(8),
+            torch.nn.ReLU(),
+            torch.nn.Conv3d(8, 3, 1),
+        ]
+        network = torch.nn.Sequential(*layers).cuda()
+        spec = TypeAdapter(OptimizerSpec).validate_python(optimizer)
+        step = Step(
+            network,
+            build_loss(CrossEntropyLossSpec(kind="cross_entropy")),
+            build_optimizer(spec, network.parameters()),
+            Precision("cuda", dtype, None),
+            2,
+            clip_norm=1.0,
+            ema=Ema(network, 0.9),
+            captured=captured,
+        )
+        generator = torch.Generator().manual_seed(1)
+        losses = []
+        for number in range(12):
+            images = [torch.randn(2, 1, 12, 12, 12, generator=generator).cuda() for _ in range(2)]
+            if number == 7:
+                images[1][0, 0, 0, 0, 0] = float("nan")
+            batches = [Batch(image, (image > 0).to(torch.uint8), (), ()) for image in images]
+            losses.append(float(step(iter(batches), 1e-2 / (number + 1), number)))
+        assert step.warning is None
+        assert step.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 12)
+        kept = [[p.detach().clone() for p in one.parameters()] for one in (network, step.ema.network)]
+        outcomes.append((losses, *kept))
+    (losses, weights, average), (other_losses, other_weights, other_average) = outcomes
+    for found in (losses, other_losses):
+        assert [value == value for value in found] == [number != 7 for number in range(12)]
+    assert torch.allclose(torch.tensor(losses), torch.tensor(other_losses), rtol=2e-3, equal_nan=True)
+    for one, other in zip([*weights, *average], [*other_weights, *other_average], strict=True):
+        assert torch.allclose(one, other, rtol=1e-2, atol=2e-3)
