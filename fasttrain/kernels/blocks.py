@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain.kernels.rows import as_rows, kernels_take
+from fasttrain.kernels.rows import as_rows, dot_precision, kernels_take, tile_length
 
 _PROGRAMS = 264
 """Two for each multiprocessor of an H100."""
@@ -70,10 +70,10 @@ class _Blocks(torch.autograd.Function):
         shape = [length * times for length, times in zip(x.shape[2:], weight.shape[2:], strict=True)]
         y = seen.tensor.new_empty((x.shape[0], *shape, weight.shape[1])).movedim(-1, 1)
         places = _Places(x, tuple(weight.shape[2:]), weight.shape[1], y)
-        m, n, k = 128, _block(places.columns, 128), _block(places.inputs, 64)
+        m, n, k = 128, tile_length(places.columns, 128), tile_length(places.inputs, 64)
         kernels.forward_blocks[math.ceil(places.columns / n), math.ceil(places.rows / m)](
             seen.tensor, packed, bias, y, *places.sizes, seen.row, *places.steps,
-            BIASED=bias is not None, PRECISION=_precision(), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k,
+            BIASED=bias is not None, PRECISION=dot_precision(), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k,
         )  # fmt: skip
         ctx.save_for_backward(seen.tensor, packed, weight, bias)
         return y
@@ -89,10 +89,10 @@ class _Blocks(torch.autograd.Function):
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
-            m, n, k = 128, _block(places.inputs, 128), _block(places.columns, 64)
+            m, n, k = 128, tile_length(places.inputs, 128), tile_length(places.columns, 64)
             kernels.input_gradient_blocks[math.ceil(places.inputs / n), math.ceil(places.rows / m)](
                 given.tensor, packed, dx, *places.sizes, as_rows(dx, images=False).row, *places.steps,
-                PRECISION=_precision(), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k,
+                PRECISION=dot_precision(), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k,
             )  # fmt: skip
         if ctx.needs_input_grad[1]:
             dweight = _weight_gradient(kernels, seen.tensor, seen.row, given.tensor, places)
@@ -104,7 +104,7 @@ class _Blocks(torch.autograd.Function):
 
 def _weight_gradient(kernels: Any, x: Tensor, x_row: int, dy: Tensor, places: _Places) -> Tensor:
     """[input, column] float32."""
-    m, n, k = _block(places.inputs, 64), _block(places.columns, 128), 64
+    m, n, k = tile_length(places.inputs, 64), tile_length(places.columns, 128), 64
     tiles = math.ceil(places.inputs / m) * math.ceil(places.columns / n)
     chunks = max(min(math.ceil(_PROGRAMS / tiles), math.ceil(places.rows / k)), 1)
     chunk_rows = math.ceil(places.rows / chunks / k) * k
@@ -112,16 +112,6 @@ def _weight_gradient(kernels: Any, x: Tensor, x_row: int, dy: Tensor, places: _P
     partial = x.new_empty((chunks, places.inputs, places.columns), dtype=torch.float32)
     kernels.weight_gradient_blocks[math.ceil(places.columns / n), math.ceil(places.inputs / m), chunks](
         x, dy, partial, *places.sizes, chunk_rows, x_row, *places.steps,
-        PRECISION=_precision(), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k,
+        PRECISION=dot_precision(), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k,
     )  # fmt: skip
     return partial.sum(0) if chunks > 1 else partial[0]
-
-
-def _block(length: int, most: int) -> int:
-    """A power of two, at least the 16 that a matrix unit takes."""
-    return max(16, min(most, 1 << (length - 1).bit_length()))
-
-
-def _precision() -> str:
-    """Of float32 operands, as torch's convolutions are told."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fasttrain.kernels.rows import as_rows, kernels_take
+from fasttrain.kernels.rows import as_rows, dot_precision, kernels_take, tile_length
 
 _MOST_INPUTS = 4
 _MOST_COLUMNS = 128
@@ -91,10 +91,10 @@ def _forward(
     # [output, input, *kernel] → [tap, input, output]
     packed = weight.flatten(2).permute(2, 1, 0).contiguous()
     sizes, constants, tiles = _sizes(x, seen.group, seen.row, y, kernel, stride, padding)
-    n, k = _block(outputs, 64), _block(sizes[0], 64)
+    n, k = tile_length(outputs, 64), tile_length(sizes[0], 64)
     kernels.forward_few[tiles, math.ceil(outputs / n)](
         seen.tensor, packed, bias, y, *sizes, as_rows(y, images=False).row, **constants,
-        BIASED=bias is not None, PRECISION=_precision(), BLOCK_N=n, BLOCK_K=k,
+        BIASED=bias is not None, PRECISION=dot_precision(), BLOCK_N=n, BLOCK_K=k,
     )  # fmt: skip
     return y
 
@@ -121,13 +121,13 @@ def _weight_gradient(
     kernel, outputs = tuple(weight.shape[2:]), weight.shape[0]
     sizes, constants, tiles = _sizes(x, seen.group, seen.row, dy, kernel, stride, padding)
     columns = sizes[0]
-    n, k = _block(outputs, 64), _block(columns, 64)
+    n, k = tile_length(outputs, 64), tile_length(columns, 64)
     chunk_tiles = math.ceil(tiles / _PROGRAMS)
     chunks = math.ceil(tiles / chunk_tiles)
     partial = x.new_empty((chunks, columns, outputs), dtype=torch.float32)
     kernels.weight_gradient_few[chunks, math.ceil(columns / k), math.ceil(outputs / n)](
         seen.tensor, given.tensor, partial, *sizes, given.row, tiles, chunk_tiles, **constants,
-        PRECISION=_precision(), BLOCK_N=n, BLOCK_K=k,
+        PRECISION=dot_precision(), BLOCK_N=n, BLOCK_K=k,
     )  # fmt: skip
     whole = partial.sum(0).view(-1, weight.shape[1], outputs)
     return whole.permute(2, 1, 0).reshape(weight.shape).to(weight.dtype)
@@ -157,13 +157,3 @@ def _sizes(
         }
     del constants["KERNEL_D"]
     return sizes, constants, tiles
-
-
-def _block(length: int, most: int) -> int:
-    """A power of two, at least the 16 that a matrix unit takes."""
-    return max(16, min(most, 1 << (length - 1).bit_length()))
-
-
-def _precision() -> str:
-    """Of float32 operands, as torch's convolutions are told."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"

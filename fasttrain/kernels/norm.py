@@ -96,6 +96,11 @@ def plain(
         y = functional.batch_norm(x, mean, var, weight, bias, True, over.momentum, over.epsilon)
     if after.chance > 0:
         y = functional.dropout(y, after.chance)
+    return finished(y, after, added, slope)
+
+
+def finished(y: Tensor, after: After, added: Tensor | None, slope: Tensor | None) -> Tensor:
+    """What `after` adds to a normalised y, but for the dropout."""
     if after.added == "before" and added is not None:
         y = y + added
     if slope is not None:

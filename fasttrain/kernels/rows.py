@@ -43,6 +43,16 @@ def channels_last(x: Tensor) -> torch.memory_format:
     return torch.channels_last_3d if x.ndim == 5 else torch.channels_last
 
 
+def tile_length(length: int, most: int) -> int:
+    """How much of an axis one tile of a matrix product holds: a power of two, at least the 16 that a matrix unit takes."""
+    return max(16, min(most, 1 << (length - 1).bit_length()))
+
+
+def dot_precision() -> str:
+    """Triton's name for how float32 operands are multiplied, as torch's convolutions are told."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
 def kernels_take(x: Tensor) -> bool:
     """Whether Triton's kernels can run on this tensor: on a GPU, with Triton installed, in a type that they know."""
     return x.dtype in DTYPES and (INTERPRETED or (x.is_cuda and _triton_there()))

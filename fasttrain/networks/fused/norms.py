@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fasttrain.kernels.norm import After, Over, normalise, plain, usable
+from fasttrain.kernels.norm import After, Over, finished, normalise, plain, usable
 
 NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 
@@ -49,7 +49,7 @@ class FusedNorm(nn.Module):
         weight, bias, running = getattr(self, "weight", None), getattr(self, "bias", None), self.running
         if not self.sees_the_batch and running is not None:
             y = functional.batch_norm(x, *running, weight, bias, False, 0.0, self.over.epsilon)
-            return _finished(y, self.after, added, slope)
+            return finished(y, self.after, added, slope)
         momentum = self.over.momentum
         if running is not None:
             self.num_batches_tracked.add_(1)  # type: ignore[operator]
@@ -59,15 +59,6 @@ class FusedNorm(nn.Module):
         after = self.after if self.training else After(self.after.slope, 0.0, self.after.added)
         compute = normalise if usable(x, self.over) else plain
         return compute(x, weight, bias, self.over, after, added, slope, running)
-
-
-def _finished(y: Tensor, after: After, added: Tensor | None, slope: Tensor | None) -> Tensor:
-    y = y + added if after.added == "before" and added is not None else y
-    if slope is not None:
-        y = functional.prelu(y, slope.to(y.dtype))
-    elif after.slope is not None:
-        y = functional.leaky_relu(y, after.slope)
-    return y + added if after.added == "after" and added is not None else y
 
 
 class FusedAdn(nn.Module):
