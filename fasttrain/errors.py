@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -66,3 +67,33 @@ class DivergedError(FasttrainError):
     """Training produced non-finite losses for too long."""
 
     exit_code = EXIT_DIVERGED
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_NO_MEMORY_TEXTS = (
+    "can't start new thread",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "failed to map segment",
+)
+
+
+def wants_memory(error: BaseException) -> bool:
+    """Whether an error that is none of ours says that the system gave no memory, in whichever form the interpreter has for it."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    if isinstance(error, SystemError):
+        # The interpreter's own word for a call that failed without saying why, as allocations do
+        return "without exception set" in str(error) or "returned NULL without setting" in str(error)
+    return any(text in str(error).lower() for text in _NO_MEMORY_TEXTS)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of the command line, of any error."""
+    if isinstance(error, FasttrainError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return EXIT_STORAGE
+    return EXIT_OUT_OF_MEMORY if wants_memory(error) else EXIT_BUG

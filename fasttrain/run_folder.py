@@ -144,14 +144,14 @@ class RunFolder:
     def finished(self) -> bool:
         """True where the summary says that the run went to its end (or to a limit that the user set)."""
         try:
-            return bool(json.loads(self.summary.read_text())["status"] == "done")
+            return bool(json.loads(self.summary.read_text(encoding="utf-8"))["status"] == "done")
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def never_trained(self) -> bool:
         """True where the run failed before its first step, so that there is nothing in it to go on from or to keep."""
         try:
-            summary = json.loads(self.summary.read_text())
+            summary = json.loads(self.summary.read_text(encoding="utf-8"))
             nothing = summary["status"] == "failed" and summary["steps"] == 0
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,6 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _SECONDS_TO_END = 10.0
 _TIMED_OUT = "DataLoader timed out"
+_SHARED_MEMORY = Path("/dev/shm")
 _SHARED_FILE = re.compile(r"</(torch_\w+)>")
 
 
@@ -121,6 +123,11 @@ class ProcessLoader(Iterator[Any]):
             process.join(_SECONDS_TO_END)
         if orderly and not left:
             return
+        for process in items._workers:
+            # One killed between making such a file and taking its name away leaves it, and its memory, for good
+            for file in _SHARED_MEMORY.glob(f"torch_{process.pid}_*"):
+                with contextlib.suppress(OSError):
+                    file.unlink()
         thread = getattr(items, "_pin_memory_thread", None)
         if thread is not None:
             items._pin_memory_thread_done_event.set()
@@ -153,7 +160,7 @@ def _remove_what_is_left(error: str) -> None:
     """torch leaves the empty file for which it found no room, and names it."""
     if (name := _SHARED_FILE.search(error)) is not None:
         with contextlib.suppress(OSError):
-            os.unlink(f"/dev/shm/{name[1]}")
+            (_SHARED_MEMORY / name[1]).unlink()
 
 
 def _as_it_is(message: Any) -> Any:

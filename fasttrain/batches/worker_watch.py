@@ -160,24 +160,26 @@ class WorkerWatch:
         return self._names[case] if case < len(self._names) else f"number {case + 1}"
 
     def _hang_text(self) -> str:
-        at = [
-            (worker, case) for worker in range(self._table.workers) if (case := self._table.case_of(worker)) is not None
-        ]
-        shown = "; ".join(f"{self._who(worker)} is at case {self._name(case)}" for worker, case in at[:4])
-        more = f"; and {len(at) - 4} more" if len(at) > 4 else ""
-        doing = f"{shown}{more}" if at else "none is at a case, so that a batch was lost on its way"
+        told = [text for worker in range(self._table.workers) if (text := self._standstill(worker)) is not None]
+        more = f"; and {len(told) - 4} more" if len(told) > 4 else ""
+        doing = f"{'; '.join(told[:4])}{more}" if told else "none is at a case, so that a batch was lost on its way"
         return (
             f"the data loader's workers have not moved for {self._most_seconds:.0f} s: {doing}; see whether the files can be "
             "read (a network disk may no longer answer), then `fasttrain resume`"
         )
 
-    def _who(self, worker: int) -> str:
-        if worker >= len(self._processes):
-            return f"thread {worker + 1}"
-        pid, state = self._processes[worker].pid, ""
-        with contextlib.suppress(psutil.Error):
-            state = f" ({psutil.Process(pid).status()})"
-        return f"pid {pid}{state}"
+    def _standstill(self, worker: int) -> str | None:
+        """What a worker does that does not move; None for one that waits for work."""
+        case, who, state = self._table.case_of(worker), f"thread {worker + 1}", ""
+        if worker < len(self._processes):
+            pid = self._processes[worker].pid
+            who = f"pid {pid}"
+            with contextlib.suppress(psutil.Error):
+                state = psutil.Process(pid).status()
+        if case is None and state != psutil.STATUS_STOPPED:
+            return None
+        place = "is between two cases" if case is None else f"is at case {self._name(case)}"
+        return f"{who}{f' ({state})' if state else ''} {place}"
 
 
 class _LastResort:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _DAY_SECONDS = 86400.0
 _SHOWN_DIGITS = 12
-_NOTHING = "nothing of the kind is stored in {}"
 
 
 def cache_command(
@@ -48,39 +47,51 @@ def cache_command(
     """
     if listed and clean:
         raise RecipeError("--list and --clean exclude each other; give one of them")
-    where, sets = _chosen(folder, recipe, older_than)
+    where, sets, nothing = _chosen(folder, recipe, older_than)
     if clean:
-        return _clean(where, sets, json)
+        return _clean(where, sets, nothing, json)
     if json:
         print_json(
             {"folder": str(where), "sets": [_record(one) for one in sets], "bytes": sum(one.bytes for one in sets)}
         )
     else:
-        _show(where, sets)
+        _show(where, sets, nothing)
     return EXIT_DONE
 
 
-def _chosen(folder: Path | None, recipe: str | None, older_than: float | None) -> tuple[Path, list[StoredSet]]:
+def _chosen(folder: Path | None, recipe: str | None, older_than: float | None) -> tuple[Path, list[StoredSet], str]:
+    """The folder, the sets that were asked for, and what to say where these are none."""
     from fasttrain.data.inventory import find_sets
     from fasttrain.machine.cache_folder import cache_folder
 
     if folder is not None:
         where = folder.expanduser().absolute()
+        if not where.is_dir():
+            what = "is a file" if where.exists() else "does not exist"
+            raise RecipeError(f"--folder {where} {what}; name a data.cache.folder, or leave it out for the usual one")
         sets = find_sets(None, where)
     else:
         where = cache_folder(os.environ, Path("runs"))[0]
         sets = find_sets(where, where / "volumes")
-    if recipe is not None:
+    nothing = f"nothing is stored in {where}" + ("" if where.is_dir() else ", which does not exist yet")
+    if recipe is not None and sets:
+        names = sorted({name for one in sets if one.note is not None for name in one.note.recipes})
+        if recipe not in names:
+            known = f"volumes are stored for {', '.join(names)}" if names else "no volumes are stored"
+            nothing = f"nothing is stored for the recipe {recipe} in {where}; {known}"
         sets = [one for one in sets if one.note is not None and recipe in one.note.recipes]
     if older_than is not None:
         latest = time.time() - older_than * _DAY_SECONDS
-        sets = [one for one in sets if one.last_used <= latest]
-    return where, sorted(sets, key=lambda one: (one.kind, -one.last_used, one.name))
+        older = [one for one in sets if one.last_used <= latest]
+        if sets and not older:
+            nothing = f"nothing in {where} was last used {older_than:g} days ago or earlier"
+        sets = older
+    return where, sorted(sets, key=lambda one: (one.kind, -one.last_used, one.name)), nothing
 
 
-def _show(where: Path, sets: list[StoredSet]) -> None:
+def _show(where: Path, sets: list[StoredSet], nothing: str) -> None:
     if not sets:
-        print(_NOTHING.format(where))
+        print(nothing)
         return
     head = ("kind", "name", "entries", "size", "last used", "type", "part", "recipes", "data")
     print_table([head, *(_row(one) for one in sets)])
@@ -95,7 +106,7 @@ def _row(one: StoredSet) -> tuple[str, ...]:
     return (one.kind, one.name[:_SHOWN_DIGITS], entries, _size_text(one.bytes), used, *of_note)
 
 
-def _clean(where: Path, sets: list[StoredSet], as_json: bool) -> int:
+def _clean(where: Path, sets: list[StoredSet], nothing: str, as_json: bool) -> int:
     """Raises StorageError, after all else is done, with what could not be removed though nobody uses it."""
     from fasttrain.data.inventory import clear
 
@@ -110,7 +121,7 @@ def _clean(where: Path, sets: list[StoredSet], as_json: bool) -> int:
         return EXIT_STORAGE if faults else EXIT_DONE
     for one in done:
         _tell_cleared(one)
-    print(f"freed {_size_text(freed)} in {where}" if done else _NOTHING.format(where))
+    print(f"freed {_size_text(freed)} in {where}" if done else nothing)
     if faults:
         raise StorageError(faults)
     return EXIT_DONE

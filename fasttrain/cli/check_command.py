@@ -22,8 +22,8 @@ from fasttrain.telemetry.events import Message, Observer, Progress
 
 if TYPE_CHECKING:
     from fasttrain.data.checking import Checked, Terms
+    from fasttrain.data.sources import FoundCases
     from fasttrain.data.splits import Split
-    from fasttrain.samples import Case
 
 
 def check_command(
@@ -48,7 +48,8 @@ def check_command(
 
     A table of all cases goes to stdout, then the faults with what mends each, then figures to choose settings by. Files that
     have not changed since an earlier check (path, size and time of change) are not read again. Exit code 3 where there are
-    faults; warnings alone are 0. `train` makes the same check before it begins.
+    faults, also those that data.bad_cases: skip would leave out; warnings alone are 0. `train` makes the same check before it
+    begins.
     """
     if recipe is None and data is None:
         raise RecipeError("check needs a recipe (--recipe NAME|FILE) or the folder of a data set (--data DIR)")
@@ -71,7 +72,7 @@ def check_command(
     else:
         from fasttrain.cli.check_table import print_check
 
-        print_check(checked)
+        print_check(checked, split)
     return EXIT_DATA if checked.faults else EXIT_DONE
 
 
@@ -80,8 +81,8 @@ def _checked(
 ) -> tuple[Checked, Split | None]:
     from fasttrain.data.checking import check_cases
 
-    root, cases, terms, split, warnings = _found(recipe, data)
-    for warning in warnings:
+    root, found, terms, split = _found(recipe, data)
+    for warning in found.warnings:
         view.on_event(Message(warning, "warning"))
 
     def progress(done: int, total: int) -> None:
@@ -89,27 +90,28 @@ def _checked(
         stop.check()
 
     folder = cache_folder(os.environ, Path("runs"))[0]
-    return check_cases(cases, root, terms, split, folder, cpu_limit(), progress, full), split
+    return check_cases(found.every, root, terms, split, folder, cpu_limit(), progress, full, found.faults), split
 
 
-def _found(
-    recipe: Recipe | None, data: Path | None
-) -> tuple[Path, tuple[Case, ...], Terms, Split | None, tuple[str, ...]]:
+def _found(recipe: Recipe | None, data: Path | None) -> tuple[Path, FoundCases, Terms, Split | None]:
     from fasttrain.data.checking import Terms
 
     if recipe is None:
-        from fasttrain.data.layouts import recognise
+        from fasttrain.data.layouts import look_at_layout
+        from fasttrain.data.sources import FoundCases
 
         assert data is not None
-        layout = recognise(data)
+        layout = look_at_layout(data)
         spec = layout.reading_spec("refuse")
         # By the names that the set gives its values; any other value counts as a class as well
-        spec = spec.model_copy(update={"classes": {**spec.classes, **layout.names}})
-        return data, layout.cases, Terms(spec, layout.dimensions), None, layout.warnings
+        classes = {value: name for value, name in spec.classes.items() if value != layout.ignore_label}
+        update = {"classes": {**classes, **layout.names}, "ignore_label": layout.ignore_label}
+        terms = Terms(spec.model_copy(update=update), layout.dimensions, named=tuple(layout.names))
+        return data, FoundCases(layout.cases, layout.warnings, layout.incomplete, layout.faults), terms, None
+    from fasttrain.data.finding import cases_for
     from fasttrain.data.location import data_root
-    from fasttrain.data.sources import find_cases
     from fasttrain.data.splits import split_cases
 
     root = data_root(recipe, data, os.environ)
-    found = find_cases(recipe.data, root)
-    return root, found.cases, Terms.of_recipe(recipe), split_cases(found.cases, recipe.data.split), found.warnings
+    found = cases_for(recipe.data, root)
+    return root, found, Terms.of_recipe(recipe), split_cases(found.every, recipe.data.split)

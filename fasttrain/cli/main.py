@@ -19,12 +19,19 @@ from fasttrain.cli.printing import print_json
 from fasttrain.cli.recipe_commands import recipes_app
 from fasttrain.cli.run_commands import resume_command, train_command
 from fasttrain.cli.trained_commands import evaluate_command, predict_command
-from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY, EXIT_STORAGE, FasttrainError
+from fasttrain.errors import (
+    DISK_ERRORS,
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_STORAGE,
+    FasttrainError,
+    wants_memory,
+)
 
 _PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _EXIT_BROKEN_PIPE = 128 + 13
 """What a shell makes of SIGPIPE, by which other programs end here."""
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 app = typer.Typer(
     name="fasttrain",
@@ -120,11 +127,13 @@ def _other(error: Exception, debug: bool) -> int:
         # The command line parser's own errors: wrong options and the like
         _tell_usage(error, " ".join(message().split()))
         return code
-    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         _drop_output()
         _tell(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
         return EXIT_STORAGE
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    if wants_memory(error):
+        if debug:
+            _print_error(traceback.format_exc())
         _tell("this machine has too little memory for fasttrain to begin; give it more, or end other programs")
         return EXIT_OUT_OF_MEMORY
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and not debug:

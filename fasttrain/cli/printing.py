@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.run_folder import without_half_pairs
-from fasttrain.wording import counted
+from fasttrain.wording import counted, size_in_memory
 
 if TYPE_CHECKING:
     from fasttrain.engine.run import Prepared
 
 
 def print_json(document: Any) -> None:
-    """One JSON document, its numbers finite."""
-    print(without_half_pairs(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)))
+    """One JSON document, its numbers finite; where stdout cannot hold a character of it, with JSON's own escapes."""
+    text = without_half_pairs(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        # The stream's own escapes (\xfc) are none that JSON knows
+        text = json.dumps(document, indent=2, allow_nan=False)
+    print(text)
 
 
 def print_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
@@ -63,7 +70,7 @@ def print_plan(prepared: Prepared, as_json: bool) -> None:
                 f"{counted(sizes.samples_per_case, 'patch', 'patches')} a case",
             ),
             ("steps", f"{sizes.steps_per_epoch} an epoch × {counted(sizes.epochs, 'epoch')} = {sizes.total_steps}"),
-            ("cache", f"{sizes.cache_bytes / (1 << 20):,.0f} MiB of preprocessed volumes"),
+            ("cache", f"{size_in_memory(sizes.cache_bytes)} of preprocessed volumes"),
         ]
     )
     print("decisions")

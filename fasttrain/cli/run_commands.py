@@ -12,10 +12,11 @@ import typer
 from fasttrain.cli.printing import print_json, print_plan
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
+from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_USAGE, RecipeError
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
-from fasttrain.recipe import Recipe, resolve
+from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.run_folder import RunFolder, newest_unfinished
 from fasttrain.telemetry.events import Observer
 from fasttrain.wording import counted
@@ -47,7 +48,11 @@ def train_command(
     ] = None,
     device: DeviceOption = "auto",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and train nothing; only a made phantom is written.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan and train nothing; cases are checked, which is remembered, and a made phantom is written.",
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> int:
@@ -68,29 +73,41 @@ def train_command(
         RunFolder(run).check_new()
     _limit_threads(resolved.recipe, device)
     with stop_on_signals() as stop:
-        from fasttrain.engine import run as engine
+        try:
+            return _train(resolved, data, run, device, stop, all_folds=all_folds, dry_run=dry_run, json=json)
+        except Stopped:
+            return _stopped(stop)
 
-        if dry_run:
-            view = open_view(sys.stderr)
-            try:
-                prepared = engine.prepare(resolved.recipe, data, device, view.on_event)
-            finally:
-                view.close()
-            print_plan(prepared, json)
-            return 0
-        if all_folds:
-            from fasttrain.engine.folds import train_folds
 
-            return _told_all(train_folds(resolved, data=data, run=run, device=device, watch=_watch, stop=stop), json)
-        result = engine.train(
-            resolved,
-            data=data,
-            run=run,
-            device=device,
-            observers=[open_view(sys.stderr)],
-            stop=stop,
-            began=process_start(),
-        )
+def _train(
+    resolved: ResolvedRecipe,
+    data: Path | None,
+    run: Path | None,
+    device: str,
+    stop: StopRequest,
+    *,
+    all_folds: bool,
+    dry_run: bool,
+    json: bool,
+) -> int:
+    from fasttrain.engine import run as engine
+
+    if dry_run:
+        view = open_view(sys.stderr)
+        try:
+            prepared = engine.prepare(resolved.recipe, data, device, view.on_event, stop=stop)
+        finally:
+            view.close()
+        print_plan(prepared, json)
+        return 0
+    if all_folds:
+        from fasttrain.engine.folds import train_folds
+
+        return _told_all(train_folds(resolved, data=data, run=run, device=device, watch=_watch, stop=stop), json)
+    view = open_view(sys.stderr)
+    result = engine.train(
+        resolved, data=data, run=run, device=device, observers=[view], stop=stop, began=process_start()
+    )
     return _told(result, json)
 
 
@@ -131,10 +148,17 @@ def resume_command(
             from fasttrain.engine.folds import resume_folds
 
             return _told_all(resume_folds(run, data=data, device=device, watch=_watch, stop=stop), json)
-        result = engine.resume(
-            run, data=data, device=device, observers=[open_view(sys.stderr)], stop=stop, began=process_start()
-        )
+        view = open_view(sys.stderr)
+        try:
+            result = engine.resume(run, data=data, device=device, observers=[view], stop=stop, began=process_start())
+        except Stopped:
+            return _stopped(stop)
     return _told(result, json)
+
+
+def _stopped(stop: StopRequest) -> int:
+    print("fasttrain: stopped while the cases were checked; what was read until then is remembered", file=sys.stderr)
+    return stop.exit_code
 
 
 def process_start() -> float:

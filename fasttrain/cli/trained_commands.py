@@ -52,7 +52,8 @@ def evaluate_command(
             trained = _opened(open_run(run, device, view.on_event), view)
             stop.begun = True
             told = _told(view, "scoring", stop)
-            scores = evaluate(trained, part.value, data, told, stop, told)
+            warn = lambda text: view.on_event(Message(text, "warning"))  # noqa: E731
+            scores = evaluate(trained, part.value, data, told, stop, told, warn)
         except Stopped:
             return stop.exit_code
         finally:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import nibabel as nib
@@ -15,7 +14,7 @@ import numpy as np
 from fasttrain.data.caches.filling import Gathering
 from fasttrain.data.checking.judging import without_declared
 from fasttrain.data.grids import spacing_of
-from fasttrain.data.layouts import Layout, recognise
+from fasttrain.data.layouts import Layout, look_at_layout
 from fasttrain.data.reading import read_image, read_label
 from fasttrain.errors import DataError
 from fasttrain.samples import Case, Grid
@@ -162,11 +161,16 @@ def read_fingerprint(root: Path, workers: int, progress: Callable[[int, int], No
     Raises one DataError with the faults of all cases, and where no label holds anything but 0. NaN and infinite image voxels
     are noted, not refused: the recipe can have them filled.
     """
-    layout = recognise(root)
+    layout = look_at_layout(root)
     gathering = Gathering(lambda case: _fingerprint(case, layout), len(layout.cases), progress)
-    with gathering.ending_together(), ThreadPool(max(workers, 1)) as pool:
-        read = pool.map(gathering, layout.cases, chunksize=1)
-    gathering.raise_faults()
+    read = gathering.over(layout.cases, workers)
+    pairing = [fault for _, faults in sorted(layout.faults.items()) for fault in faults]
+    try:
+        gathering.raise_faults()
+    except DataError as error:
+        raise DataError([*pairing, *error.faults]) from error
+    if pairing:
+        raise DataError(pairing)
     found = Fingerprint(layout, tuple(sorted(read, key=lambda case: case.name)))
     if not found.voxels_by_value:
         raise DataError(
@@ -189,6 +193,9 @@ def _fingerprint(case: Case, layout: Layout) -> CaseFingerprint:
         faults.extend(without_declared(fault) for fault in error.faults)
     if faults or image is None or grid is None or label is None:
         raise DataError(faults)
+    if layout.ignore_label is not None:
+        # Neither a class nor anything to take intensities from
+        label[label == layout.ignore_label] = 0
     values, counts = np.unique(label, return_counts=True)
     inside = np.flatnonzero(label[0])
     chosen = inside[np.linspace(0, len(inside) - 1, min(len(inside), _SAMPLES_PER_CASE)).astype(np.int64)]

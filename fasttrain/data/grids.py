@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -14,6 +16,8 @@ ALIGNED_VOXELS = 0.1
 """Corners of image and label may differ by this much; scanners' and tools' rounding stays far below."""
 EXACT_VOXELS = 1e-3
 """Below this, two grids are the same lattice: header rounding, no resampling."""
+
+_SLAB_VOXELS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,13 @@ def reoriented(values: np.ndarray, grid: Grid, reference: Grid) -> tuple[np.ndar
     moved = nib.orientations.apply_orientation(values, orientation)
     step = nib.orientations.inv_ornt_aff(orientation, grid.shape)
     return moved, Grid(moved.shape, grid.affine @ in_four(step))
+
+
+def slabs(shape: Sequence[int]) -> Iterator[slice]:
+    """Runs of whole rows of the first axis, of some million voxels: what is computed for one at a time takes little memory."""
+    step = max(1, _SLAB_VOXELS // max(math.prod(shape[1:]), 1))
+    for first in range(0, shape[0], step):
+        yield slice(first, first + step)
 
 
 def in_four(matrix: np.ndarray) -> np.ndarray:

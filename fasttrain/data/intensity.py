@@ -1,19 +1,20 @@
-"""Owns the intensity step: MONAI's transforms, and what they leave open for flat images."""
+"""Owns the intensity step: the arithmetic of MONAI's transforms in place, and what they leave open for flat images."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
-import torch
 from monai.data import MetaTensor
-from monai.transforms import ScaleIntensityRange
 
+from fasttrain.data.grids import slabs
 from fasttrain.recipe.data_spec import IntensitySpec, PercentileIntensity, WindowIntensity, ZScoreIntensity
 
 
 class IntensityStep(Protocol):
-    """Maps [channel, *spatial] float32 to the same shape, in place or not."""
+    """Maps [channel, *spatial] float32 to the same shape, in place."""
 
     def __call__(self, image: MetaTensor) -> MetaTensor: ...
 
@@ -21,7 +22,7 @@ class IntensityStep(Protocol):
 def intensity_step(spec: IntensitySpec) -> IntensityStep | None:
     """The step for `data.intensity`; None keeps the values of the file."""
     if isinstance(spec, WindowIntensity):
-        return ScaleIntensityRange(a_min=spec.low, a_max=spec.high, b_min=0.0, b_max=1.0, clip=True)
+        return _Window(spec)
     if isinstance(spec, ZScoreIntensity):
         return _ZScore(spec)
     if isinstance(spec, PercentileIntensity):
@@ -29,27 +30,53 @@ def intensity_step(spec: IntensitySpec) -> IntensityStep | None:
     return None
 
 
+class _Window:
+    """MONAI's ScaleIntensityRange to [0, 1] with clip, which would hold three more copies of the image."""
+
+    def __init__(self, spec: WindowIntensity) -> None:
+        self.spec = spec
+
+    def __call__(self, image: MetaTensor) -> MetaTensor:
+        image.as_tensor().sub_(self.spec.low).div_(self.spec.high - self.spec.low).clamp_(0.0, 1.0)
+        return image
+
+
 class _ZScore:
-    """MONAI's NormalizeIntensity, but for two things. A flat channel gives zeros: its standard deviation is rounding noise, by
-    which MONAI would divide. And the sums are NumPy's: torch's differ in their last bits with the number of threads, so that a
-    volume would hang on who prepared it.
+    """MONAI's NormalizeIntensity, but for three things. A flat channel gives zeros: its standard deviation is rounding noise, by
+    which MONAI would divide. The sums are NumPy's: torch's differ in their last bits with the number of threads, so that a
+    volume would hang on who prepared it. And it goes slab by slab: masks, indices and float64 of a whole volume take eight
+    times its own memory.
     """
 
     def __init__(self, spec: ZScoreIntensity) -> None:
         self.nonzero = spec.nonzero
 
     def __call__(self, image: MetaTensor) -> MetaTensor:
-        for channel in image.as_tensor():
-            counted = channel != 0 if self.nonzero else torch.ones_like(channel, dtype=torch.bool)
-            values = channel[counted].numpy()
-            if values.size == 0:
-                continue
-            if values.min() == values.max():
-                channel[counted] = 0.0
-                continue
-            mean, std = values.mean(dtype=np.float64), values.std(dtype=np.float64)
-            channel[counted] = torch.from_numpy(((values - mean) / std).astype(np.float32))
+        for channel in image.as_tensor().numpy():
+            self._scale(channel)
         return image
+
+    def _scale(self, channel: np.ndarray) -> None:
+        count = sum(values.size for values in self._counted(channel))
+        if not count:
+            return
+        low = min(float(values.min()) for values in self._counted(channel) if values.size)
+        high = max(float(values.max()) for values in self._counted(channel) if values.size)
+        mean, std = low, 1.0
+        if low != high:
+            mean = math.fsum(values.sum(dtype=np.float64) for values in self._counted(channel)) / count
+            squares = (np.square(values - np.float64(mean)).sum() for values in self._counted(channel))
+            std = math.sqrt(math.fsum(squares) / count)
+        for rows in slabs(channel.shape):
+            part = channel[rows]
+            scaled = (part - np.float64(mean)) / np.float64(std)
+            np.copyto(part, scaled, casting="same_kind", where=part != 0 if self.nonzero else True)
+
+    def _counted(self, channel: np.ndarray) -> Iterator[np.ndarray]:
+        """The voxels that count, slab by slab, in the order of their indices."""
+        for rows in slabs(channel.shape):
+            part = channel[rows]
+            yield part[part != 0] if self.nonzero else np.ravel(part)
 
 
 class _Percentiles:
@@ -62,8 +89,7 @@ class _Percentiles:
         for channel in image.as_tensor():
             low, high = (float(one) for one in np.percentile(channel.numpy(), (self.spec.low, self.spec.high)))
             if low == high:
-                channel.copy_((channel > high).to(channel.dtype))
+                channel.copy_(channel > high)
             else:
-                scale = ScaleIntensityRange(a_min=low, a_max=high, b_min=0.0, b_max=1.0, clip=True)
-                channel.copy_(scale(channel))
+                channel.sub_(low).div_(high - low).clamp_(0.0, 1.0)
         return image

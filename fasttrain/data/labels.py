@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
+from fasttrain.data.grids import slabs
 from fasttrain.data.nifti import NiftiFile
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
+from fasttrain.recipe.spec import MOST
 from fasttrain.samples import IGNORED
 from fasttrain.wording import counted
 
 _WHOLE = 1e-3
 _LISTED = 8
+_PIECE_VOXELS = 1 << 20
 
 
 def class_indices(file: NiftiFile, values: np.ndarray, data: DataSpec) -> np.ndarray:
@@ -24,7 +27,7 @@ def class_indices(file: NiftiFile, values: np.ndarray, data: DataSpec) -> np.nda
     """
     whole = _in_a_byte(whole_values(file, values))
     if whole.dtype == np.uint8:
-        counts = np.bincount(whole.ravel(order="K"), minlength=256)
+        counts = _counts_of_bytes(whole.ravel(order="K"))
         found = np.flatnonzero(counts)
         counts = counts[found]
     else:
@@ -66,8 +69,16 @@ def _indices_of(found: np.ndarray, data: DataSpec) -> np.ndarray:
     return indices
 
 
+def _counts_of_bytes(flat: np.ndarray) -> np.ndarray:
+    """In pieces, since bincount makes 64-bit integers of all that it is given."""
+    counts = np.zeros(256, dtype=np.int64)
+    for first in range(0, flat.size, _PIECE_VOXELS):
+        counts += np.bincount(flat[first : first + _PIECE_VOXELS], minlength=256)
+    return counts
+
+
 def _in_a_byte(whole: np.ndarray) -> np.ndarray:
-    """Wider integers as uint8 where all of them fit, so that they are counted and looked up without sorting."""
+    """Whole numbers as uint8 where all of them fit, so that they are counted and looked up without sorting."""
     fits = whole.dtype != np.uint8 and whole.size and whole.min() >= 0 and whole.max() <= 255
     return whole.astype(np.uint8) if fits else whole
 
@@ -81,29 +92,35 @@ def whole_values(file: NiftiFile, values: np.ndarray) -> np.ndarray:
     integers = values.dtype.kind in "iu"
     if integers and not file.scaled:
         return values
-    scaled = values.astype(np.float64)
     bound = _WHOLE
-    if file.scaled:
-        scaled = scaled * file.slope + file.intercept
-        if integers and file.slope != 1.0:
-            # The half step itself occurs (1 stored as 127 × 2/255), and float32 in the header blurs it.
-            bound = max(abs(file.slope) / 2 * 1.001, _WHOLE)
-    finite = np.isfinite(scaled)
-    if not finite.all():
+    if integers and file.scaled and file.slope != 1.0:
+        # The half step itself occurs (1 stored as 127 × 2/255), and float32 in the header blurs it.
+        bound = max(abs(file.slope) / 2 * 1.001, _WHOLE)
+    infinite, off = 0, np.empty(0)
+    count_off, parts = 0, []
+    # In slabs of the file's own order, since float64 of a whole label takes many times its memory
+    for rows in slabs(values.T.shape):
+        scaled = values.T[rows].astype(np.float64)
+        if file.scaled:
+            scaled = scaled * file.slope + file.intercept
+        finite = np.isfinite(scaled)
+        infinite += int(finite.size - finite.sum())
+        rounded = np.rint(scaled)
+        with np.errstate(invalid="ignore"):
+            found = scaled[np.abs(scaled - rounded) > bound]
+        off, count_off = off if off.size else found[:1], count_off + found.size
+        parts.append(_in_a_byte(rounded))
+    if infinite:
         raise DataError(
-            f"{path} has {int((~finite).sum()):,} NaN or infinite voxels in a label; class values are whole numbers, "
+            f"{path} has {infinite:,} NaN or infinite voxels in a label; class values are whole numbers, "
             "so write the label anew"
         )
-    rounded = np.rint(scaled)
-    off = np.abs(scaled - rounded) > bound
-    if off.any():
+    if count_off:
         raise DataError(
-            f"{path} has {int(off.sum()):,} label voxels that are no whole numbers, such as {scaled[off].flat[0]:.6g}; "
+            f"{path} has {count_off:,} label voxels that are no whole numbers, such as {off[0]:.6g}; "
             "labels must be class values (not probabilities or linearly resampled), so write the label anew"
         )
-    if rounded.min() >= 0 and rounded.max() <= 255:
-        return rounded.astype(np.uint8)
-    return rounded
+    return np.concatenate(parts).T
 
 
 def _undeclared(path: Path, found: np.ndarray, counts: np.ndarray, strange: np.ndarray, data: DataSpec) -> str:
@@ -125,6 +142,9 @@ def _undeclared(path: Path, found: np.ndarray, counts: np.ndarray, strange: np.n
 
 def _remedies(found: np.ndarray, strange: np.ndarray, data: DataSpec) -> str:
     values = found[strange]
+    # As Python's own numbers: the least of 64-bit ones has no absolute value, and unsigned ones are not below 0
+    if any(abs(int(one)) > MOST for one in values.tolist()):
+        return f"a recipe can name values from -{MOST:,} to {MOST:,}, so mend the label"
     several = len(values) > 1
     value = int(values[0])
     remedies = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from fasttrain.data.file_names import FileFinder
 from fasttrain.data.name_patterns import FolderPattern, find_pattern, folders_in
 from fasttrain.data.nifti import case_id, is_nifti, read_header
 from fasttrain.data.reading import split_shape
-from fasttrain.data.sources import find_cases
+from fasttrain.data.sources import FoundCases, look_for_cases
 from fasttrain.data.sources.dataset_json import channel_table, label_values, read_dataset_json
 from fasttrain.data.sources.found import describe_files
 from fasttrain.errors import DataError
@@ -32,7 +32,10 @@ _LOOKED_FOR = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the cases of a set are. `names` is {label value: name} as a JSON file of the set has it, {} where none does."""
+    """Where the cases of a set are. `names` is {label value: name} as a JSON file of the set has it, {} where none does.
+
+    ignore_label: the value that it calls `ignore`, which is in `names` no more. incomplete, faults: as in `FoundCases`.
+    """
 
     source: SourceSpec
     channels: tuple[str, ...]
@@ -41,9 +44,12 @@ class Layout:
     dimensions: int
     cases: tuple[Case, ...]
     warnings: tuple[str, ...]
+    ignore_label: int | None = None
+    incomplete: tuple[Case, ...] = ()
+    faults: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def reading_spec(self, nan_policy: str) -> DataSpec:
-        """A `data` section that reads the files as they are, with any label value."""
+        """A `data` section that reads the files as they are, with any label value (that to be ignored among them)."""
         return _reading_spec(self.source, self.channels, nan_policy)
 
 
@@ -53,6 +59,14 @@ def recognise(root: Path) -> Layout:
     Raises DataError where the folder is missing or fits no layout (with what was looked for), and with every fault of the
     layout that it fits: images without labels, missing files and so on.
     """
+    layout = look_at_layout(root)
+    if layout.faults:
+        raise DataError(fault for _, faults in sorted(layout.faults.items()) for fault in faults)
+    return layout
+
+
+def look_at_layout(root: Path) -> Layout:
+    """As `recognise`, but the faults of single cases are in what is returned."""
     if not root.is_dir():
         found = "is a file; the folder of a data set is expected" if root.exists() else "does not exist"
         raise DataError(f"{root} {found}; name the folder of the data set with --data")
@@ -99,7 +113,7 @@ def _is_a_set(folder: Path) -> bool:
 
 def _decathlon(root: Path, document: dict[str, Any]) -> Layout:
     source = DecathlonSource(kind="decathlon")
-    found = find_cases(_reading_spec(source, ("image",)), root)
+    found = look_for_cases(_reading_spec(source, ("image",)), root)
     dimensions = _dimensions(found.cases)
     table = _channel_table(document)
     files = max(len(case.images) for case in found.cases)
@@ -110,7 +124,7 @@ def _decathlon(root: Path, document: dict[str, Any]) -> Layout:
 def _nnunet(root: Path, document: dict[str, Any], count: int) -> Layout:
     source = NnunetSource(kind="nnunet")
     table = _channel_table(document)
-    cases = find_cases(_reading_spec(source, _names_of(table, count)), root).cases
+    cases = look_for_cases(_reading_spec(source, _names_of(table, count)), root).cases
     return _layout(source, root, document, table, count, _dimensions(cases))
 
 
@@ -125,7 +139,7 @@ def _folders(root: Path, document: dict[str, Any], pattern: FolderPattern) -> La
     table = _channel_table(document)
     count = len(pattern.image_suffixes)
     suffix_names = tuple(suffix.strip("_-. ") or "image" for suffix in pattern.image_suffixes)
-    cases = find_cases(_reading_spec(source, suffix_names), root).cases
+    cases = look_for_cases(_reading_spec(source, suffix_names), root).cases
     dimensions = _dimensions(cases)
     if count == 1:
         count = _channels_in_one_file(cases, dimensions)
@@ -138,14 +152,35 @@ def _layout(
     source: SourceSpec, root: Path, document: dict[str, Any], table: tuple[str, ...], count: int, dimensions: int
 ) -> Layout:
     channels = _names_of(table, count)
-    found = find_cases(_reading_spec(source, channels), root)
+    names = _class_names(document)
+    ignored = next((value for value, name in names.items() if name.casefold() == "ignore"), None)
+    found = _found_with(source, channels, ignored, root)
     # What the made-up declaration of every label value calls for is no news
     warnings = [text for text in found.warnings if "but data.classes declares" not in text]
     if table and len(table) != count:
         warnings.append(
             f"{root / 'dataset.json'} names {counted(len(table), 'channel')} ({', '.join(table)}), but the images have {count}"
         )
-    return Layout(source, channels, bool(table), _class_names(document), dimensions, found.cases, tuple(warnings))
+    return Layout(
+        source=source,
+        channels=channels,
+        named_channels=bool(table),
+        names={value: name for value, name in names.items() if value != ignored},
+        dimensions=dimensions,
+        cases=found.cases,
+        warnings=tuple(warnings),
+        ignore_label=ignored,
+        incomplete=found.incomplete,
+        faults=found.faults,
+    )
+
+
+def _found_with(source: SourceSpec, channels: tuple[str, ...], ignored: int | None, root: Path) -> FoundCases:
+    spec = _reading_spec(source, channels)
+    if ignored is not None:
+        # Nothing is read by this: it spares the warning that the value is not set to be ignored
+        spec = spec.model_copy(update={"ignore_label": ignored})
+    return look_for_cases(spec, root)
 
 
 def _reading_spec(source: SourceSpec, channels: tuple[str, ...], nan_policy: str = "refuse") -> DataSpec:

@@ -167,7 +167,7 @@ class Preprocess(Transform):
 
     def _stored(self, case: Case, image: torch.Tensor) -> torch.Tensor:
         if self.data.storage_dtype == "float16":
-            _refuse_overflow(case, float(image.abs().max()))
+            _refuse_overflow(case, max(-float(image.min()), float(image.max())))
             return image.to(torch.float16)
         return image
 

@@ -231,7 +231,7 @@ def coarse_fault(path: Path, channel: str, dtype: np.dtype[Any], minimum: float,
     Integers beyond 2²⁴ are no fault by themselves: they are rounded by less than one part in ten million.
     """
     peak = max(abs(minimum), abs(maximum))
-    if dtype == np.float32 or dtype.itemsize <= 2 or peak < _WHOLE_IN_FLOAT32 or minimum == maximum:
+    if dtype.newbyteorder("=") == np.float32 or dtype.itemsize <= 2 or peak < _WHOLE_IN_FLOAT32 or minimum == maximum:
         return None
     step = float(np.spacing(np.float32(peak)))
     if maximum - minimum >= _FEWEST_STEPS * step:
@@ -252,9 +252,10 @@ def _mend_values(path: Path, channel: str, values: np.ndarray, dtype: np.dtype[A
     nans = int(np.isnan(values).sum())
     infinite = int(values.size - finite.sum()) - nans
     fault = non_finite_fault(path, channel, nans, infinite, values.size, data)
-    if fault is None:
-        values[~finite] = values[finite].min()
-    return fault
+    if fault is not None:
+        return fault
+    values[~finite] = values[finite].min()
+    return coarse_fault(path, channel, dtype, float(values.min()), float(values.max()))
 
 
 def non_finite_fault(path: Path, channel: str, nans: int, infinite: int, voxels: int, data: DataSpec) -> str | None:

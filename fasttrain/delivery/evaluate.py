@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 from fasttrain.data.caches import open_case_source
+from fasttrain.data.checking import Terms, check_cases, skipped_text
+from fasttrain.data.finding import cases_for
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.data.sources import find_cases
-from fasttrain.data.splits import split_cases
+from fasttrain.data.splits import Split, split_cases
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
 from fasttrain.engine.inference import Ensemble, WithinTold
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validation import Scores, Validator
-from fasttrain.errors import RecipeError
+from fasttrain.errors import DataError, RecipeError
+from fasttrain.machine.cache_folder import cache_folder
 from fasttrain.machine.limits import cpu_limit
+from fasttrain.recipe import Recipe
+from fasttrain.samples import Case
 
 
 def evaluate(
@@ -26,11 +31,13 @@ def evaluate(
     progress: Callable[[int, int], None],
     stop: StopRequest,
     within: WithinTold | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Scores:
     """Scores the cases of a part of the run's split, as the run's own validation does.
 
-    data: the folder of the set where it is no longer where the run found it. within: hears of the windows of large cases. Raises
-    RecipeError where that part is empty, DataError for faulty cases, Stopped where a stop was asked for.
+    data: the folder of the set where it is no longer where the run found it. within: hears of the windows of large cases.
+    warn: hears which faulty cases are left out, where the recipe says so. Raises RecipeError where that part is empty, DataError
+    with all faults of all its cases, Stopped where a stop was asked for.
     """
     recipe = run.recipe
     if isinstance(run.predictor, Ensemble) and part == "validation":
@@ -38,11 +45,13 @@ def evaluate(
             f"{run.folder.path} holds all folds, and each case was trained on by all networks but one; its summary.json has the "
             f"honest scores. Evaluate one fold ({run.folder.fold(0)}), or --part test"
         )
-    found = find_cases(recipe.data, data if data is not None else run.data_root)
-    split = split_cases(found.cases, recipe.data.split)
+    root = data if data is not None else run.data_root
+    found = cases_for(recipe.data, root)
+    split = split_cases(found.every, recipe.data.split)
     cases = split.validation if part == "validation" else split.test
     if not cases:
         raise RecipeError(f"{run.folder.path}: data.split has no {part} cases")
+    cases = _sound(cases, root, recipe, found.faults, stop, warn)
     source = open_case_source(
         "none", cases, Preprocess(recipe, training=False), cpu_limit(), lambda done, total: stop.check()
     )
@@ -52,3 +61,25 @@ def evaluate(
             return validator.run(stop, progress, within)
     finally:
         validator.close()
+
+
+def _sound(
+    cases: tuple[Case, ...],
+    root: Path,
+    recipe: Recipe,
+    pairing: Mapping[str, tuple[str, ...]],
+    stop: StopRequest,
+    warn: Callable[[str], None],
+) -> tuple[Case, ...]:
+    """Cases without faults, by the same check that training makes."""
+    folder = cache_folder(os.environ, Path("runs"))[0]
+    # None of them trains, so that a part without foreground is no fault
+    split, terms = Split((), cases), Terms.of_recipe(recipe)
+    told = lambda done, total: stop.check()  # noqa: E731
+    checked = check_cases(cases, root, terms, split, folder, cpu_limit(), told, pairing=pairing)
+    left = tuple(case for case in cases if case.name not in checked.bad)
+    if checked.faults and (recipe.data.bad_cases == "refuse" or not left):
+        raise DataError(checked.faults)
+    for warning in (*checked.notes, *skipped_text(checked.bad)):
+        warn(warning)
+    return left

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.data.file_names import as_file_name
 from fasttrain.data.nifti import is_nifti
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources.found import listed
@@ -69,7 +70,7 @@ def predict(
         raise StorageError(
             f"{folder} cannot be made: {error.strerror}; name another folder for the predictions"
         ) from error
-    targets = [target if one_file else target / f"{case.name}{ENDING}" for case in cases]
+    targets = [target if one_file else target / as_file_name(f"{case.name}{ENDING}") for case in cases]
     there = [path for case, path in zip(cases, targets, strict=True) if path.exists() and not _harm(case, path)]
     if there and not overwrite:
         raise RecipeError(

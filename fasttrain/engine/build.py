@@ -184,7 +184,7 @@ def _open(
         "memory" if plan.cache == "gpu" else plan.cache,
         cases,
         Preprocess(recipe, training=part == "training"),
-        hardware.cpus,
+        plan.fill_threads,
         lambda done, total: progress(f"reading {part} cases", done, total),
         told=told,
         epoch=epoch,

@@ -12,7 +12,7 @@ from typing import Any
 from fasttrain.engine.fit import Fit
 from fasttrain.engine.preparing import Prepared
 from fasttrain.engine.session import Session
-from fasttrain.errors import EXIT_BUG, EXIT_DONE, FasttrainError
+from fasttrain.errors import EXIT_DONE, exit_code_of
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.events import RunEnded
 from fasttrain.telemetry.plots import write_plots
@@ -37,7 +37,7 @@ def end_run(
     # A limit that the user set ends a run as done; that it was asked for is told unless the last epoch was reached anyway
     done = failure is None and (stopped is None or whole or (fit is not None and session.stop.exit_code == EXIT_DONE))
     stopped_by = None if whole else stopped
-    exit_code = _exit_code(failure) if failure is not None else (0 if done else session.stop.exit_code)
+    exit_code = exit_code_of(failure) if failure is not None else (0 if done else session.stop.exit_code)
     status = "failed" if failure is not None else ("done" if done else "stopped")
     progress = fit.progress if fit is not None else None
     seconds = {
@@ -79,7 +79,7 @@ def end_run(
             else f"fasttrain resume {shlex.quote(str(folder.whole()))}",
         )
     )
-    summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
+    summary = json.loads(folder.summary.read_text(encoding="utf-8")) if folder.summary.exists() else {}
     return RunResult(folder.path, summary, exit_code)
 
 
@@ -93,12 +93,6 @@ class _not_masking:  # noqa: N801 - reads as a phrase
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         return self.failure is not None and kind is not None and issubclass(kind, Exception)
-
-
-def _exit_code(failure: BaseException) -> int:
-    if isinstance(failure, FasttrainError):
-        return failure.exit_code
-    return 130 if isinstance(failure, KeyboardInterrupt) else EXIT_BUG
 
 
 def _case_scores(fit: Fit | None) -> dict[str, dict[str, float | None]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fasttrain.engine.ending import RunResult
 from fasttrain.engine.run import resume, train
-from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DONE, FasttrainError, RecipeError
 from fasttrain.recipe import ResolvedRecipe, resolve
 from fasttrain.recipe.data_spec import KFoldSplit
@@ -77,7 +77,7 @@ def resume_folds(
     folder = RunFolder(Path(run))
     try:
         if folder.finished():
-            return RunResult(folder.path, json.loads(folder.summary.read_text()), EXIT_DONE)
+            return RunResult(folder.path, json.loads(folder.summary.read_text(encoding="utf-8")), EXIT_DONE)
         folder.claim()
         record = read_record(folder.folds, FOLDS_KEYS)
         record |= {"data": str(data)} if data is not None else {}
@@ -109,6 +109,9 @@ class _Folds:
                 # Early stopping ends a fold; anything else that ends one early ends them all
                 if result.summary["status"] != "done":
                     return self._end("stopped", result.exit_code, result.summary["stopped_by"])
+        except Stopped:
+            # While the cases of a fold were checked
+            return self._end("stopped", self.stop.exit_code, self.stop.reason)
         except BaseException as error:
             self._end("failed", error.exit_code if isinstance(error, FasttrainError) else 1, None, str(error))
             raise
@@ -161,13 +164,13 @@ class _Folds:
             cases=cases,
             skipped_cases=next((result.summary.get("skipped_cases", {}) for result in self.results), {}),
         )
-        return RunResult(self.folder.path, json.loads(self.folder.summary.read_text()), exit_code)
+        return RunResult(self.folder.path, json.loads(self.folder.summary.read_text(encoding="utf-8")), exit_code)
 
 
 def _steps(run: Path) -> int:
     """Optimiser steps that a fold has taken, a failed one too: what was trained must not be taken for nothing."""
     try:
-        return int(json.loads(RunFolder(run).summary.read_text())["steps"])
+        return int(json.loads(RunFolder(run).summary.read_text(encoding="utf-8"))["steps"])
     except (OSError, ValueError, KeyError, TypeError):
         return int(RunFolder(run).has_checkpoints())
 

@@ -20,7 +20,7 @@ from fasttrain.errors import MachineError, OutOfMemoryError, StorageError
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.limits import disk_free_bytes
 from fasttrain.recipe import Recipe
-from fasttrain.wording import counted
+from fasttrain.wording import counted, size_in_memory
 
 MEMORY_SHARE = 0.7
 """Of the free memory that a cache chosen here may fill, batches and validation included: the network and the system need some."""
@@ -33,32 +33,42 @@ _STORED = ("disk", "lmdb")
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of the host's memory, all ranks together: volumes kept, workers with their batches, the largest validation."""
+    """Bytes of the host's memory, all ranks together: volumes kept, batches with the `workers` that make them, the largest
+    validation; and before any of the last two, `building` of one volume.
+    """
 
     volumes: int
     batches: int
     validation: int
+    workers: int = 0
+    building: int = 0
 
     @property
     def total(self) -> int:
-        """All of it."""
-        return self.volumes + self.batches + self.validation
+        """The most at one time."""
+        return self.volumes + max(self.batches + self.validation, self.building)
 
     def __str__(self) -> str:
-        parts = [("volumes", self.volumes), ("batches", self.batches), ("validation", self.validation)]
-        named = ", ".join(f"{_size(count)} of {name}" for name, count in parts if count)
+        made = f"for {counted(self.workers, 'worker')} with batches" if self.workers else "of batches"
+        parts = [("of volumes", self.volumes), (made, self.batches), ("of validation", self.validation)]
+        if self.building > self.batches + self.validation:
+            parts.append(("before, to make one volume", self.building))
+        named = ", ".join(f"{size_in_memory(count)} {name}" for name, count in parts if count)
         return f"{amount(self.total)} ({named})" if sum(count > 0 for _, count in parts) > 1 else amount(self.total)
 
 
 def memory_need(recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, ranks: int = 1) -> MemoryNeed:
     """What a run holds under a kind of cache. Each of `ranks` processes keeps volumes, workers and batches of its own."""
     workers = wanted_workers(recipe, hardware, cache)[0]
+    of_a_worker = WORKER_BYTES + (sizes.build_bytes if cache == "none" else 0)
     batches = (workers * recipe.data.prefetch_factor + batches_held(hardware)) * batch_bytes(recipe)
     # Threads are counted as processes here: which of the two they are is decided by what is left
     return MemoryNeed(
         volumes=ranks * _volume_bytes(recipe, sizes, cache),
-        batches=ranks * (batches + workers * WORKER_BYTES),
+        batches=ranks * (batches + workers * of_a_worker),
         validation=ranks * validation_bytes(recipe, hardware, sizes),
+        workers=ranks * workers,
+        building=ranks * sizes.build_bytes,
     )
 
 
@@ -98,16 +108,35 @@ def choose_cache(
     if setting in _STORED:
         _check_disk(setting, recipe, sizes)
     told = _window_text(recipe, sizes) if setting == "smart" else amount(sizes.cache_bytes)
-    return setting, f"{_SET}; {told}"
+    if setting == "memory":
+        told = str(memory_need(recipe, hardware, sizes, setting, ranks))
+    free = f" of {_free_text(hardware)}" if setting in ("memory", "smart") else ""
+    return setting, f"{_SET}; {told}{free}"
+
+
+def choose_fill_threads(
+    recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, ranks: int = 1
+) -> tuple[int, str]:
+    """How many volumes are made at once, and why: one a CPU where memory has room for it beside the volumes that are kept.
+
+    Raises OutOfMemoryError where there is no room for one.
+    """
+    wanted, one = hardware.cpus, ranks * sizes.build_bytes
+    room = int(hardware.memory_free_gib * GIB) - ranks * _volume_bytes(recipe, sizes, cache)
+    if not one or wanted * one <= room:
+        return wanted, f"{counted(wanted, 'CPU')} may be used"
+    if one > room:
+        left = size_in_memory(max(room, 0))
+        raise OutOfMemoryError(
+            f"to make the largest volume takes {amount(one)} of memory, and of {_free_text(hardware)}, {left} are left beside "
+            f"what data.cache.kind: {cache} keeps; set a coarser data.spacing, leave large cases out, or {_more_memory(hardware)}"
+        )
+    return room // one, f"{counted(wanted, 'CPU')} may be used; lowered, since making a volume takes {amount(one)}"
 
 
 def amount(count: int) -> str:
     """`about 1.5 GiB`."""
-    return f"about {_size(count)}"
-
-
-def _size(count: float) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
+    return f"about {size_in_memory(count)}"
 
 
 def _automatic(
@@ -125,16 +154,27 @@ def _automatic(
     why = f"memory would need {need}, more than {MEMORY_SHARE:.0%} of {free}"
     folder = _folder(recipe)
     room, stored = disk_free_bytes(folder), _stored_bytes("disk", recipe)
-    there = f" and holds {_size(stored)} of them already" if stored else ""
+    there = f" and holds {size_in_memory(stored)} of them already" if stored else ""
     if sizes.cache_bytes <= room * _DISK_SHARE + stored:
-        return "disk", f"{why}; the disk of {folder} has {_size(room)} free{there}"
-    why = (
-        f"{why}, nor would {amount(sizes.cache_bytes)} fit on the disk of {folder}, which has {_size(room)} free{there}"
-    )
+        return "disk", f"{why}; the disk of {folder} has {size_in_memory(room)} free{there}"
+    disk = f"the disk of {folder}, which has {size_in_memory(room)} free{there}"
+    why = f"{why}, nor would {amount(sizes.cache_bytes)} fit on {disk}"
     window = memory_need(recipe, hardware, sizes, "smart", ranks)
     if began_with is None and _leaves_enough(window, hardware) and _comes_round(recipe, sizes):
         return "smart", f"{why}; {_window_text(recipe, sizes)}: an epoch sees these alone"
-    return "none", f"{why}; cases are read whenever they are wanted"
+    against = _against_window(recipe, hardware, sizes, window, began_with)
+    return "none", f"{why}; smart {against}; cases are read whenever they are wanted"
+
+
+def _against_window(
+    recipe: Recipe, hardware: Hardware, sizes: Sizes, need: MemoryNeed, began_with: object | None
+) -> str:
+    """Why `smart` was not chosen."""
+    if began_with is not None:
+        return f"would change the order of cases that the run began with (data.cache.kind was {began_with})"
+    if not _leaves_enough(need, hardware):
+        return f"would need {need}, more than {MEMORY_SHARE:.0%} of what is free"
+    return f"would not come round to every case in {counted(sizes.epochs, 'epoch')}"
 
 
 def _gpu_text(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> str | None:
@@ -192,16 +232,19 @@ def _free_text(hardware: Hardware) -> str:
 def _check_memory(kind: str, recipe: Recipe, hardware: Hardware, sizes: Sizes, ranks: int) -> None:
     # Workers are lowered where memory is short, down to none: the batches that count are those of the trainer itself
     least = ranks * batches_held(hardware) * batch_bytes(recipe)
-    need = replace(memory_need(recipe, hardware, sizes, kind, ranks), batches=least)
+    need = replace(memory_need(recipe, hardware, sizes, kind, ranks), batches=least, workers=0)
     if need.total <= hardware.memory_free_gib * GIB:
         return
     smaller = "cache_cases" if recipe.data.cache.cache_cases is not None else "cache_share"
     first = f"lower data.cache.{smaller}" if kind == "smart" else "set data.cache.kind: disk (or auto)"
-    raised = "raise the container's memory limit" if "cgroup" in hardware.memory_bound else "take a machine with more"
     raise OutOfMemoryError(
         f"data.cache.kind: {kind} needs {need} and {hardware.memory_free_gib:.1f} GiB are free, bounded by "
-        f"{hardware.memory_bound}; {first}, or {raised}"
+        f"{hardware.memory_bound}; {first}, or {_more_memory(hardware)}"
     )
+
+
+def _more_memory(hardware: Hardware) -> str:
+    return "raise the container's memory limit" if "cgroup" in hardware.memory_bound else "take a machine with more"
 
 
 def _check_disk(kind: str, recipe: Recipe, sizes: Sizes) -> None:
@@ -211,9 +254,10 @@ def _check_disk(kind: str, recipe: Recipe, sizes: Sizes) -> None:
     folder = _folder(recipe)
     room, stored = disk_free_bytes(folder), _stored_bytes(kind, recipe)
     if sizes.cache_bytes > room + stored:
+        has = f"has {size_in_memory(room)} free"
         raise StorageError(
-            f"data.cache.kind: {kind} needs {amount(sizes.cache_bytes)} and the disk of {folder} has {_size(room)} free; free "
-            "some with `fasttrain data cache --clean`, or name another folder with data.cache.folder"
+            f"data.cache.kind: {kind} needs {amount(sizes.cache_bytes)} and the disk of {folder} {has}; "
+            "free some with `fasttrain data cache --clean`, or name another folder with data.cache.folder"
         )
 
 

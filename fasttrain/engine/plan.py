@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttrain.engine import choices
 from fasttrain.engine.decisions import Decision
-from fasttrain.engine.memory_plan import choose_cache, memory_need
+from fasttrain.engine.memory_plan import choose_cache, choose_fill_threads, memory_need
 from fasttrain.engine.sizes import Sizes
 from fasttrain.engine.worker_plan import choose_workers
 from fasttrain.machine.allocator import allocator_setting, expand_segments
@@ -34,6 +34,7 @@ class Plan:
     fused_optimizer: bool
     expandable_segments: bool
     cache: str
+    fill_threads: int
     workers: int
     prefetch_factor: int
     worker_kind: str
@@ -87,8 +88,12 @@ def make_plan(
     decide("fused_optimizer", fused, why)
     cache, why = choose_cache(recipe, hardware, sizes, former)
     decide("cache", cache, why)
+    filling, why = choose_fill_threads(recipe, hardware, sizes, cache)
+    decide("fill_threads", filling, why)
     need = memory_need(recipe, hardware, sizes, cache)
-    feeding = choose_workers(recipe, hardware, cache, hardware.memory_free_gib * GIB - need.volumes - need.validation)
+    feeding = choose_workers(
+        recipe, hardware, cache, hardware.memory_free_gib * GIB - need.volumes - need.validation, sizes.build_bytes
+    )
     decide("workers", feeding.workers, feeding.reasons["workers"])
     decide("prefetch_factor", feeding.prefetch_factor, feeding.reasons["prefetch_factor"])
     decide("worker_kind", feeding.kind, feeding.reasons["worker_kind"])
@@ -109,6 +114,7 @@ def make_plan(
         fused_optimizer=fused,
         expandable_segments=segments,
         cache=cache,
+        fill_threads=filling,
         workers=feeding.workers,
         prefetch_factor=feeding.prefetch_factor,
         worker_kind=feeding.kind,

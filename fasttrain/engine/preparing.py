@@ -9,24 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fasttrain.data.caches import estimate_bytes
-from fasttrain.data.checking import Terms, check_cases, skipped_text, without_bad_cases
+from fasttrain.data.caches import build_bytes, estimate_bytes
+from fasttrain.data.finding import cases_for
 from fasttrain.data.location import data_root
-from fasttrain.data.sources import find_cases
 from fasttrain.data.sources.unlabelled import channel_suffixes
-from fasttrain.data.splits import Split, split_cases
+from fasttrain.data.splits import Split
 from fasttrain.engine.failures import explaining
 from fasttrain.engine.outline import Outline, outline_of
 from fasttrain.engine.plan import Plan, make_plan
 from fasttrain.engine.sizes import sizes_of
-from fasttrain.errors import DataError, StorageError
-from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.engine.sound_cases import sound_cases
+from fasttrain.engine.stop import StopRequest
+from fasttrain.errors import StorageError
 from fasttrain.machine.hardware import Hardware, environment_record, survey
-from fasttrain.machine.limits import cpu_limit
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
-from fasttrain.telemetry.events import Event, Message, Progress
+from fasttrain.telemetry.events import Event, Message
 from fasttrain.telemetry.tensorboard import require_tensorboard
 
 
@@ -53,11 +52,13 @@ def prepare(
     emit: Callable[[Event], None] = lambda _: None,
     former: Mapping[str, Any] | None = None,
     former_device: str | None = None,
+    stop: StopRequest | None = None,
 ) -> Prepared:
     """Finds cases, parts them, checks every one, looks at the machine and decides the plan.
 
-    Nothing is written but a phantom's data and, in fasttrain's cache folder, what the check found. Raises RecipeError, DataError
-    (with all faults of all cases, unless the recipe leaves such cases out) and MachineError.
+    `former` is the plan of the run that goes on here: cases that were left out when it began stay out. Nothing is written but a
+    phantom's data and, in fasttrain's cache folder, what the check found, also where `stop` ends it. Raises RecipeError,
+    DataError (with all faults of all cases, unless the recipe leaves such cases out), MachineError, and Stopped.
     """
     if recipe.output.tensorboard:
         require_tensorboard()
@@ -66,29 +67,17 @@ def prepare(
     # The arguments of a network by name are checked by MONAI alone, which should not wait until the cases are read
     outline = outline_of(recipe)
     root = data_root(recipe, data, os.environ)
-    found = find_cases(recipe.data, root)
+    found = cases_for(recipe.data, root)
     for warning in found.warnings:
         emit(Message(warning, "warning"))
-    split, skipped = _sound(recipe, root, split_cases(found.cases, recipe.data.split), emit)
+    split, skipped = sound_cases(recipe, root, found, former, emit, stop or StopRequest())
     counts = (len(split.train), len(split.validation), len(split.test))
-    sizes = sizes_of(recipe, counts, estimate_bytes([*split.train, *split.validation], recipe))
+    largest = max((estimate_bytes([case], recipe) for case in split.validation), default=0)
+    cases = [*split.train, *split.validation]
+    sizes = sizes_of(recipe, counts, estimate_bytes(cases, recipe), largest, build_bytes(cases, recipe))
     with explaining(recipe):
         plan = make_plan(recipe, hardware, sizes, former, former_device, emit)
     return Prepared(recipe, hardware, root, split, plan, outline, skipped)
-
-
-def _sound(
-    recipe: Recipe, root: Path, split: Split, emit: Callable[[Event], None]
-) -> tuple[Split, dict[str, tuple[str, ...]]]:
-    """The split less faulty cases, and their faults, where the recipe has them left out; otherwise they are refused."""
-    cases = list(dict.fromkeys([*split.train, *split.validation, *split.test]))
-    told = lambda done, total: emit(Progress("checking files", done, total))  # noqa: E731
-    folder = cache_folder(os.environ, Path("runs"))[0]
-    checked = check_cases(cases, root, Terms.of_recipe(recipe), split, folder, cpu_limit(), told)
-    left = without_bad_cases(checked, split)
-    for warning in (*checked.warnings, *skipped_text(checked.bad)):
-        emit(Message(warning, "warning"))
-    return left, checked.bad
 
 
 def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text: str) -> None:
@@ -120,17 +109,3 @@ def read_start(folder: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
     if record["format"] != FORMAT_VERSION:
         raise StorageError(f"{folder.path} has run format {record['format']}; this fasttrain reads {FORMAT_VERSION}")
     return record, read_record(folder.plan, PLAN_KEYS)
-
-
-def check_same_cases(recorded: Mapping[str, list[str]], split: Split, root: Path) -> None:
-    faults = []
-    for part, cases in (("training", split.train), ("validation", split.validation)):
-        then, now = set(recorded[part]), {case.name for case in cases}
-        if then != now:
-            differing = sorted(then ^ now)
-            faults.append(
-                f"{root}: the {part} cases are not those the run began with ({len(then)} then, {len(now)} now; "
-                f"for example {', '.join(differing[:3])}); name the folder it began with by --data, or begin anew"
-            )
-    if faults:
-        raise DataError(faults)

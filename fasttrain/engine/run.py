@@ -13,8 +13,9 @@ from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.ending import RunResult, end_run
 from fasttrain.engine.failures import explained
 from fasttrain.engine.fit import Fit
-from fasttrain.engine.preparing import Prepared, check_same_cases, prepare, read_start, recipe_changed, record_start
+from fasttrain.engine.preparing import Prepared, prepare, read_start, recipe_changed, record_start
 from fasttrain.engine.session import Session
+from fasttrain.engine.sound_cases import check_same_cases
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import RecipeError, StorageError
 from fasttrain.machine.open_files import raise_open_file_limit
@@ -45,14 +46,16 @@ def train(
 
     data: the folder of the set, else `$FASTTRAIN_DATA/NAME` or `./data/NAME`. run: the new folder, else
     `./runs/NAME-TIMESTAMP`. device: `auto`, `cpu`, `cuda` or `cuda:N`. observers: told of everything that happens. began:
-    when the process began, for the time to the first step (Unix seconds). Raises FasttrainError of the kind that fits.
+    when the process began, for the time to the first step (Unix seconds). Raises FasttrainError of the kind that fits, and
+    Stopped where `stop` was asked for while cases were checked: there is no run yet.
     """
     resolved = resolve(recipe) if isinstance(recipe, str) else recipe
     session = Session(list(observers), stop or StopRequest(), began or time.time())
     folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
     try:
         folder.check_new()
-        prepared = prepare(resolved.recipe, Path(data) if data is not None else None, device, session.emit)
+        root = Path(data) if data is not None else None
+        prepared = prepare(resolved.recipe, root, device, session.emit, stop=session.stop)
         folder.create()
         session.stop.begun = True
         text = resolved.as_yaml()
@@ -87,7 +90,7 @@ def resume(
         if not folder.holds_a_run():
             raise RecipeError(f"{run} holds no run (it has no recipe.yaml); `fasttrain train` begins one")
         if folder.finished():
-            return RunResult(folder.path, json.loads(folder.summary.read_text()), 0)
+            return RunResult(folder.path, json.loads(folder.summary.read_text(encoding="utf-8")), 0)
         folder.claim()
         folder.tidy()
         recipe = resolve(str(folder.recipe)).recipe
@@ -101,7 +104,8 @@ def resume(
                 )
             )
         saved = _newest_checkpoint(folder)
-        prepared = prepare(recipe, root, chosen, session.emit, plan, start["hardware"]["device_name"])
+        then = start["hardware"]["device_name"]
+        prepared = prepare(recipe, root, chosen, session.emit, plan, then, session.stop)
         check_same_cases(plan["cases"], prepared.split, prepared.root)
         session.stop.begun = True
         _drop_newer_rows(folder, saved, session)

@@ -13,7 +13,8 @@ from fasttrain.recipe import Recipe
 class Sizes:
     """What a run will do, in numbers. `batch_size` is patches per forward pass, `effective_batch` per optimiser step.
 
-    `cache_bytes` are those of all preprocessed cases, `largest_case_bytes` of the largest that is validated; 0: not known.
+    `cache_bytes` are those of all preprocessed cases, `largest_case_bytes` of the largest that is validated, `build_bytes` what
+    making the largest takes at its worst; 0: not known.
     """
 
     training_cases: int
@@ -28,9 +29,12 @@ class Sizes:
     total_steps: int
     cache_bytes: int
     largest_case_bytes: int = 0
+    build_bytes: int = 0
 
 
-def sizes_of(recipe: Recipe, cases: tuple[int, int, int], cache_bytes: int, largest_case_bytes: int = 0) -> Sizes:
+def sizes_of(
+    recipe: Recipe, cases: tuple[int, int, int], cache_bytes: int, largest_case_bytes: int = 0, build_bytes: int = 0
+) -> Sizes:
     """`cases`: training, validation and test cases. An epoch is a pass over the training cases in whole steps (the last one
     reaches into the next pass), or `training.iterations_per_epoch` steps; under `smart` a pass over the cases that it holds.
     """
@@ -52,4 +56,5 @@ def sizes_of(recipe: Recipe, cases: tuple[int, int, int], cache_bytes: int, larg
         total_steps=steps * training.epochs,
         cache_bytes=cache_bytes,
         largest_case_bytes=largest_case_bytes,
+        build_bytes=build_bytes,
     )

@@ -56,8 +56,11 @@ def wanted_workers(recipe: Recipe, hardware: Hardware, cache: str) -> tuple[int,
     return max(1, min(hardware.cpus - 1, _MOST_AUTO_WORKERS)), f"{counted(hardware.cpus, 'CPU')} may be used"
 
 
-def choose_workers(recipe: Recipe, hardware: Hardware, cache: str, spare_bytes: float) -> WorkerChoice:
+def choose_workers(
+    recipe: Recipe, hardware: Hardware, cache: str, spare_bytes: float, build_bytes: int = 0
+) -> WorkerChoice:
     """Lowers first how far ahead workers are, then their number, until batches fit; `spare_bytes`: memory that the cache leaves.
+    Where no volumes are kept, each worker takes `build_bytes` more for the one that it makes.
 
     Batches of processes travel through /dev/shm, each tensor by a descriptor. Where not even one worker's fit there, threads take
     their place, which need neither; where memory has no room for a worker at all, the trainer makes its own batches.
@@ -68,14 +71,18 @@ def choose_workers(recipe: Recipe, hardware: Hardware, cache: str, spare_bytes: 
     kind_why = _SET if setting != "auto" else "threads share the interpreter's lock with the training"
     if not workers:
         return _choice(0, ahead, kind, why, _AHEAD, _SET if setting != "auto" else "there are no workers")
-    short = _shortage(recipe, hardware, spare_bytes, kind, workers, ahead)
+    # Threads make volumes as well, and share nothing of them
+    built = build_bytes if cache == "none" else 0
+    short = _shortage(recipe, hardware, spare_bytes, kind, workers, ahead, built)
     if short is None:
         return _choice(workers, ahead, kind, why, _AHEAD, kind_why)
-    fitting = _most_that_fit(lambda w, a: _shortage(recipe, hardware, spare_bytes, kind, w, a) is None, workers, ahead)
+    fitting = _most_that_fit(
+        lambda w, a: _shortage(recipe, hardware, spare_bytes, kind, w, a, built) is None, workers, ahead
+    )
     if fitting is None and kind == "process":
         kind, kind_why = "thread", f"not even one worker process would do: {short}"
         fitting = _most_that_fit(
-            lambda w, a: _shortage(recipe, hardware, spare_bytes, kind, w, a) is None, workers, ahead
+            lambda w, a: _shortage(recipe, hardware, spare_bytes, kind, w, a, built) is None, workers, ahead
         )
     if fitting is None:
         return _choice(0, ahead, "process", f"{why}; none, since {short}", _AHEAD, "there are no workers")
@@ -97,7 +104,7 @@ def _most_that_fit(fits: Callable[[int, int], bool], workers: int, ahead: int) -
 
 
 def _shortage(
-    recipe: Recipe, hardware: Hardware, spare_bytes: float, kind: str, workers: int, ahead: int
+    recipe: Recipe, hardware: Hardware, spare_bytes: float, kind: str, workers: int, ahead: int, built: int
 ) -> str | None:
     """What so many workers would lack, with the figures; None where they lack nothing."""
     one = batch_bytes(recipe)
@@ -112,6 +119,7 @@ def _shortage(
         if files is not None and opened > files:
             return f"they need some {opened} open files and the limit is {files} (`ulimit -n`)"
         batches += workers * WORKER_BYTES
+    batches += workers * built
     if batches > spare_bytes:
         return f"they need {_megabytes(batches)} of memory and the cache leaves {_megabytes(max(spare_bytes, 0))}"
     return None

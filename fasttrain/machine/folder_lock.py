@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from fasttrain.machine.own_files import make_way
+
 IN_USE = "a running process uses it"
 LOCK_FILE = "in-use.lock"
 """Lies in the folder itself, and is locked and never written."""
@@ -40,7 +42,7 @@ def hold(folder: Path) -> Hold:
         stream = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stream = open(folder / LOCK_FILE, "ab", buffering=0)  # noqa: SIM115 - the hold keeps it
+            stream = _opened(folder)
             fcntl.flock(stream, fcntl.LOCK_SH)
         except OSError:
             if stream is not None:
@@ -51,6 +53,13 @@ def hold(folder: Path) -> Hold:
         stream.close()
 
 
+def _opened(folder: Path) -> IO[bytes]:
+    path = folder / LOCK_FILE
+    make_way(path)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o666), "ab", buffering=0)
+
+
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[str | None]:
     """A scope in which no process that asks by `hold` uses the folder; gives why it cannot be had, in a few words, or None.
@@ -59,7 +68,7 @@ def alone(folder: Path) -> Iterator[str | None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stream = stack.enter_context(open(folder / LOCK_FILE, "ab", buffering=0))
+            stream = stack.enter_context(_opened(folder))
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield IN_USE

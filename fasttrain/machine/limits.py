@@ -143,6 +143,6 @@ def _reclaimable(folder: Path) -> int:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import contextlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +72,9 @@ def write_picture(picture: CasePicture, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{folder} cannot be made: {error.strerror}; choose another folder with --run") from error
-    return save_figure(draw_case(picture), folder / picture_name(picture.epoch, picture.role, picture.case))
+    # As this process's file system takes the name, whatever the locale
+    name = os.fsdecode(picture_name(picture.epoch, picture.role, picture.case).encode("utf-8"))
+    return save_figure(draw_case(picture), folder / name)
 
 
 def picture_name(epoch: int, role: str, case: str) -> str:

@@ -54,7 +54,7 @@ def command(folder: Path, data: Path, workers: int, resume: bool) -> list[str]:
 def losses(folder: Path) -> dict[int, float]:
     """Step → loss; a step that was taken twice must have the same loss both times."""
     found: dict[int, float] = {}
-    for line in (folder / "events.jsonl").read_text().splitlines():
+    for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines():
         try:
             event = json.loads(line)
         except ValueError:
@@ -123,7 +123,7 @@ def compare(unbroken: Path, broken: Path, workers: int, kills: int) -> None:
     timed = {"seconds", "patches_per_second", "wait_share"}
 
     def rows(folder: Path) -> list[dict[str, str]]:
-        head, *lines = (folder / "metrics.csv").read_text().splitlines()
+        head, *lines = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
         names = head.split(",")
         return [{n: v for n, v in zip(names, line.split(","), strict=True) if n not in timed} for line in lines]
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from small_machine import TESTS, run_with, shared_memory
 
-from fasttrain.batches import LoaderSource, Loading, Order, ended_worker
+from fasttrain.batches import LoaderSource, Loading, Order, ended_worker, worker_watch
 from fasttrain.batches.whereabouts import Whereabouts, begin_as
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.limits import oom_kills
@@ -63,6 +63,14 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
+def busy(source: LoaderSource, worker: int) -> int:
+    """The process of a worker that has just begun with a case."""
+    moves = source._table.moves()[worker]
+    while source._table.moves()[worker] == moves or source._table.case_of(worker) is None:
+        time.sleep(0.005)
+    return workers_of(source)[worker].pid
+
+
 def ended(source: LoaderSource, stream, most_seconds: float, act=lambda: None) -> Exception:
     """What ends a stream after `act`, in how long at most; the source is closed then and has no worker left.
 
@@ -89,7 +97,7 @@ def test_a_killed_worker_is_told_with_its_case_and_signal(tiny) -> None:
     source = loader(tiny, Made(seconds=0.2))
     stream = source.batches(0)
     next(stream)
-    victim = workers_of(source)[1].pid
+    victim = busy(source, 1)
     error = ended(source, stream, 15, lambda: os.kill(victim, signal.SIGKILL))
     assert isinstance(error, MachineError)
     assert (
@@ -110,7 +118,7 @@ def test_a_killed_worker_and_a_risen_count_are_want_of_memory(tiny, tmp_path: Pa
     stream = source.batches(0)
     next(stream)
     events.write_text("oom 4\noom_kill 3\n")
-    victim = workers_of(source)[0].pid
+    victim = busy(source, 0)
     error = ended(source, stream, 15, lambda: os.kill(victim, signal.SIGKILL))
     assert isinstance(error, OutOfMemoryError)
     assert error.exit_code == 5
@@ -132,7 +140,7 @@ def test_other_signals_have_other_causes(tiny, number: int, kind: type, told: st
     source = loader(tiny, Made(seconds=0.2))
     stream = source.batches(0)
     next(stream)
-    victim = workers_of(source)[0].pid
+    victim = busy(source, 0)
     error = ended(source, stream, 15, lambda: os.kill(victim, number))
     assert isinstance(error, kind)
     assert told in str(error)
@@ -144,10 +152,10 @@ def test_a_death_while_the_trainer_is_elsewhere_is_the_same_sentence(tiny) -> No
     source = loader(tiny, Made(seconds=0.2))
     stream = source.batches(0)
     next(stream)
-    workers = workers_of(source)
+    workers, victim = workers_of(source), busy(source, 0)
 
     def elsewhere() -> None:
-        os.kill(workers[0].pid, signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
         for _ in range(500):
             time.sleep(0.01)
 
@@ -161,15 +169,30 @@ def test_a_death_while_the_trainer_is_elsewhere_is_the_same_sentence(tiny) -> No
 
 
 def test_a_stopped_worker_ends_the_run_with_its_case(tiny) -> None:
-    source = loader(tiny, Made(seconds=0.1), most_seconds=2.0)
+    source = loader(tiny, Made(seconds=0.3), most_seconds=2.0)
     stream = source.batches(0)
     next(stream)
+    busy(source, 0)
     for process in workers_of(source):
         process.suspend()
-    error = ended(source, stream, 20)
+    error = ended(source, stream, 40)
     assert isinstance(error, MachineError)
     assert "the data loader's workers have not moved for 2 s: pid" in str(error)
     assert "(stopped) is at case liver_" in str(error)
+
+
+def test_a_worker_that_stops_between_cases_ends_the_run_too(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batch is there, but to hand over the memory takes an answer of its: the trainer is in a read that has no end."""
+    monkeypatch.setattr(worker_watch, "LOOK_SECONDS", 0.5)
+    source = loader(tiny, Made(), workers=1, most_seconds=1.0)
+    stream = source.batches(0)
+    next(stream)
+    time.sleep(0.5)  # it has made all that it may make ahead
+    workers_of(source)[0].suspend()
+    error = ended(source, stream, 30)
+    assert isinstance(error, MachineError)
+    assert "have not moved for 1 s: pid" in str(error)
+    assert "(stopped) is between two cases" in str(error)
 
 
 def test_a_stopped_worker_does_not_hold_up_a_stop(tiny) -> None:

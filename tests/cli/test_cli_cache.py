@@ -95,7 +95,7 @@ def test_clean_names_what_it_frees(called: Called, cache: Path) -> None:
     assert lines[3] == f"freed 3.0 MiB in {cache}"
     assert sizes(cache) == 0
     assert size > 0
-    assert called("--clean") == (0, f"nothing of the kind is stored in {cache}\n", "")
+    assert called("--clean") == (0, f"nothing is stored in {cache}\n", "")
 
 
 def test_only_what_is_old_or_of_one_recipe(called: Called, cache: Path) -> None:
@@ -105,15 +105,18 @@ def test_only_what_is_old_or_of_one_recipe(called: Called, cache: Path) -> None:
     document = json.loads(called("--clean", "--older-than", 9, "--json")[1])
     assert [(one["kind"], one["left"]) for one in document["sets"]] == [("lmdb", None)]
     assert document["freed_bytes"] == document["sets"][0]["freed_bytes"] == document["sets"][0]["bytes"]
-    assert called("--clean", "--recipe", "spleen")[1] == f"nothing of the kind is stored in {cache}\n"
+    assert called("--clean", "--recipe", "spleen")[1] == (
+        f"nothing is stored for the recipe spleen in {cache}; volumes are stored for hippocampus\n"
+    )
     assert sorted(one["kind"] for one in json.loads(called("--json")[1])["sets"]) == ["compiled", "disk"]
 
 
 def test_another_folder(called: Called, cache: Path, tmp_path: Path) -> None:
-    assert called("--folder", tmp_path / "nowhere")[:2] == (
-        0,
-        f"nothing of the kind is stored in {tmp_path / 'nowhere'}\n",
-    )
+    code, out, err = called("--folder", tmp_path / "nowhere")
+    assert (code, out) == (2, "")
+    assert f"--folder {tmp_path / 'nowhere'} does not exist" in err
+    (tmp_path / "empty").mkdir()
+    assert called("--folder", tmp_path / "empty") == (0, f"nothing is stored in {tmp_path / 'empty'}\n", "")
     found = json.loads(called("--folder", cache / "volumes", "--json")[1])
     assert [one["kind"] for one in found["sets"]] == ["disk", "lmdb"]
 
@@ -161,3 +164,17 @@ def test_torch_is_not_imported(called: Called, cache: Path, monkeypatch: pytest.
         monkeypatch.setitem(sys.modules, name, None)
     assert called()[0] == 0
     assert called("--clean")[0] == 0
+
+
+def test_nothing_of_a_name_or_an_age_names_what_there_is(called: Called, cache: Path) -> None:
+    assert called("--recipe", "nope") == (
+        0,
+        f"nothing is stored for the recipe nope in {cache}; volumes are stored for hippocampus, spleen\n",
+        "",
+    )
+    assert called("--clean", "--older-than", 99)[1] == f"nothing in {cache} was last used 99 days ago or earlier\n"
+
+
+def test_a_cache_folder_that_was_never_made(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTTRAIN_CACHE", str(tmp_path / "never"))
+    assert called() == (0, f"nothing is stored in {tmp_path / 'never'}, which does not exist yet\n", "")

@@ -192,6 +192,128 @@ def test_a_signal_ends_it(number: signal.Signals, code: int, mine: Path, tmp_pat
     assert (tmp_path / "cache/checks").is_dir()
 
 
+def test_files_that_do_not_pair_stand_beside_other_faults(call, mine: Path) -> None:
+    (mine / "labelsTr/c0.nii.gz").unlink()
+    (mine / "imagesTr/c1.nii.gz").write_bytes(b"")
+    label = np.zeros(SHAPE, np.uint8)
+    label[0] = 7
+    save(mine / "labelsTr/c2.nii.gz", label)
+    (mine / "imagesTr/c2.nii.gz").unlink()
+    for arguments in (("--recipe", "hippocampus", "--data", mine), ("--data", mine)):
+        code, out, _ = call(*arguments)
+        assert code == 3
+        assert [line.split()[0] for line in out.splitlines()[1:7]] == [f"c{number}" for number in range(6)]
+        faults = [line for line in out.splitlines() if line.startswith("fault: ")]
+        assert "labelsTr/c0.nii.gz does not exist" in faults[0]
+        assert "c1.nii.gz is empty" in faults[1]
+        assert "imagesTr/c2.nii.gz does not exist" in faults[2]
+        assert ("7 in 288 voxels" in faults[-1]) == (len(faults) == 4) == ("--recipe" in arguments)
+
+
+def test_what_skipping_leaves_is_said_and_it_stays_3(call, mine: Path) -> None:
+    (mine / "imagesTr/c1.nii.gz").write_bytes(b"")
+    skip = ("--recipe", "hippocampus", "--data", mine, "--set", "data.bad_cases=skip")
+    code, out, _ = call(*skip)
+    assert code == 3
+    parts = {case["case"]: case["part"] for case in json.loads(call(*skip, "--json")[1])["cases"]}
+    training = list(parts.values()).count("training")
+    left = training - (parts["c1"] == "training")
+    assert f"data.bad_cases: skip leaves out 1 faulty case (c1); there remain {left} of {training} training" in out
+    record = json.loads(call(*skip, "--json")[1])["skipping"]
+    assert record["left_out"] == ["c1"]
+    assert record["remain"]["training"] == left
+    assert "leaves out" not in call(*skip[:4])[1]
+    assert json.loads(call(*skip[:4], "--json")[1])["skipping"] is None
+
+
+def test_faults_of_many_cases_get_one_line(call, mine: Path) -> None:
+    for number in range(5):
+        label = np.zeros(SHAPE, np.uint8)
+        label[: number + 1] = 7
+        save(mine / f"labelsTr/c{number}.nii.gz", label)
+    out = call("--recipe", "hippocampus", "--data", mine)[1]
+    lines = out.splitlines()
+    (alike,) = [line for line in lines if line.startswith("faults alike in ")]
+    assert alike.startswith("faults alike in 5 cases: undeclared label value 7; declared are 0 background, ")
+    assert alike.endswith("(c0, c1, c2, c3, c4)")
+    assert len([line for line in lines if line.startswith("fault: ")]) == 5
+    assert "undeclared 7: 288" in lines[1]
+    assert "no class" not in out
+    document = json.loads(call("--recipe", "hippocampus", "--data", mine, "--json")[1])
+    assert document["faults_alike"] == [alike.removeprefix("faults alike in ")]
+    assert document["cases"][0]["undeclared_voxels"] == {"7": 288}
+    # Four are not many
+    save(mine / "labelsTr/c4.nii.gz", np.pad(np.ones((5, 18, 16), np.uint8), ((0, 15), (0, 0), (0, 0))))
+    assert "faults alike" not in call("--recipe", "hippocampus", "--data", mine)[1]
+
+
+def test_a_stray_value_is_suspected_without_a_recipe(call, mine: Path) -> None:
+    label = np.zeros(SHAPE, np.uint8)
+    label[:5], label[5:8], label[10, 0, 0] = 1, 2, 7
+    save(mine / "labelsTr/c3.nii.gz", label)
+    code, out, _ = call("--data", mine)
+    assert code == 0
+    (warning,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert "the label value 7 occurs in case c3 alone, in 1 voxel of 13,825 labelled ones" in warning
+    # In two cases it is no slip, nor where it fills a part of a volume
+    save(mine / "labelsTr/c4.nii.gz", label)
+    assert "warning" not in call("--data", mine)[1]
+    label[10] = 7
+    save(mine / "labelsTr/c3.nii.gz", label)
+    label[10] = 0
+    save(mine / "labelsTr/c4.nii.gz", label)
+    assert "warning" not in call("--data", mine)[1]
+
+
+def test_ignored_voxels_are_counted(call, mine: Path) -> None:
+    label = np.zeros(SHAPE, np.uint8)
+    label[:5], label[5:8], label[8] = 1, 2, 255
+    save(mine / "labelsTr/c3.nii.gz", label)
+    ignoring = ("--recipe", "hippocampus", "--data", mine, "--set", "data.ignore_label=255")
+    code, out, _ = call(*ignoring)
+    assert code == 0
+    assert "ignored: 288" in out.splitlines()[4]
+    assert "ignored" not in out.splitlines()[1]
+    counts = [case["ignored_voxels"] for case in json.loads(call(*ignoring, "--json")[1])["cases"]]
+    assert counts == [0, 0, 0, 288, 0, 0]
+    # As the set itself says, where there is no recipe
+    document = json.loads((mine / "dataset.json").read_text())
+    document["labels"]["255"] = "ignore"
+    (mine / "dataset.json").write_text(json.dumps(document))
+    code, out, err = call("--data", mine)
+    assert (code, err) == (0, "")
+    assert "ignored: 288" in out.splitlines()[4]
+
+
+def test_the_layout_and_each_channel_s_range_are_shown(call, tmp_path: Path) -> None:
+    root = tmp_path / "two"
+    for number in range(2):
+        low = np.linspace(0, 1, 20 * 18 * 16, dtype=np.float32).reshape(SHAPE) + number
+        save(root / f"imagesTr/c{number}_0000.nii.gz", low)
+        save(root / f"imagesTr/c{number}_0001.nii.gz", 100 * low)
+        label = np.zeros(SHAPE, np.uint8)
+        label[:5] = 1
+        save(root / f"labelsTr/c{number}.nii.gz", label)
+    (root / "dataset.json").write_text(json.dumps({"channel_names": {"0": "T1", "1": "FLAIR"}, "labels": {"a": 1}}))
+    code, out, _ = call("--data", root)
+    assert code == 0
+    assert "T1 0 … 1; FLAIR 0 … 100" in out.splitlines()[1]
+    assert re.search(r"^layout +nnunet, 2 channels: T1, FLAIR$", out, re.MULTILINE)
+    document = json.loads(call("--data", root, "--json")[1])
+    assert document["layout"] == {"kind": "nnunet", "channels": ["T1", "FLAIR"]}
+    assert document["cases"][1]["ranges"] == [[1, 2], [100, 200]]
+
+
+def test_an_nnunet_folder_under_a_decathlon_recipe(call, tmp_path: Path) -> None:
+    root = tmp_path / "nn"
+    save(root / "imagesTr/c0_0000.nii.gz", np.zeros(SHAPE, np.float32))
+    save(root / "labelsTr/c0.nii.gz", np.zeros(SHAPE, np.uint8))
+    code, _, err = call("--recipe", "hippocampus", "--data", root)
+    assert code == 3
+    assert "a Decathlon folder has it at its top" in err
+    assert "--set data.source.kind=nnunet" in err
+
+
 PROOF = (
     "import sys, fasttrain.cli.main as m\n"
     "try: m.run(sys.argv[1:])\n"

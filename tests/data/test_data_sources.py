@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from data_builders import make_recipe, write_decathlon
+from data_builders import make_recipe, save, write_decathlon
 
+from fasttrain.data.finding import cases_for
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.data.sources import SOURCES, find_cases
+from fasttrain.data.sources import SOURCES, find_cases, look_for_cases
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
 
@@ -307,3 +309,42 @@ def test_real_ct_organs_in_folders(real_data: Callable[[str], Path], tmp_path: P
     assert sample.grid.shape == (92, 76, 84)
     assert len(sample.centres) == 15
     assert 0 <= float(sample.image.min()) < float(sample.image.max()) <= 1
+
+
+def test_cases_that_lack_a_file_are_incomplete_and_the_rest_is_found(tmp_path: Path) -> None:
+    root = nnunet(tmp_path, "good", "sound")
+    touch(root, "imagesTr/a_0000.nii.gz", "labelsTr/a.nii.gz", "labelsTr/b.nii.gz", "imagesTr/sound_0001.nii")
+    found = look_for_cases(NNUNET, root)
+    assert [case.name for case in found.cases] == ["good"]
+    assert [case.name for case in found.incomplete] == ["a", "b", "sound"] == list(found.faults)
+    assert [case.name for case in found.every] == ["a", "b", "good", "sound"]
+    lone = found.incomplete[1]
+    assert (lone.images, lone.label) == ((), root / "labelsTr/b.nii.gz")
+    assert "lacks the image file of channel" in found.faults["a"][0]
+
+
+def test_another_layout_than_the_recipe_s_is_hinted_at(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / "nn" / f"imagesTr/{name}_0000.nii.gz", np.zeros((4, 4, 4), np.float32))
+        save(tmp_path / "nn" / f"labelsTr/{name}.nii.gz", np.zeros((4, 4, 4), np.uint8))
+        save(tmp_path / "flat" / f"{name}.nii.gz", np.zeros((4, 4, 4), np.float32))
+        save(tmp_path / "flat" / f"{name}_seg.nii.gz", np.zeros((4, 4, 4), np.uint8))
+    with pytest.raises(DataError) as refused:
+        cases_for(DECATHLON, tmp_path / "nn")
+    (fault,) = refused.value.faults
+    assert "dataset.json does not exist; a Decathlon folder has it at its top; " in fault
+    assert fault.endswith("looks like nnU-Net's layout (imagesTr/CASE_0000.nii.gz): --set data.source.kind=nnunet")
+    plain = make_recipe(source={"kind": "folders"}).data
+    with pytest.raises(DataError) as refused:
+        cases_for(plain, tmp_path / "flat")
+    assert "flat holds 4 .nii.gz files" in refused.value.faults[0]
+    assert refused.value.faults[-1].endswith(
+        "--set data.source.kind=folders --set data.source.images=. --set data.source.labels=. "
+        "--set data.source.label_suffix=_seg"
+    )
+    # Negative control: what is wrong with a folder of the recipe's own layout is not its layout
+    (tmp_path / "nn/imagesTr/a_0000.nii.gz").unlink()
+    (tmp_path / "nn/imagesTr/b_0000.nii.gz").unlink()
+    with pytest.raises(DataError) as refused:
+        cases_for(NNUNET, tmp_path / "nn")
+    assert "looks like" not in str(refused.value)

@@ -1,6 +1,7 @@
 """Evaluation and prediction of a trained run: the run's own numbers, on the files' own grids."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -9,6 +10,7 @@ import pytest
 
 from fasttrain.data.sources.unlabelled import find_unlabelled
 from fasttrain.delivery import evaluate, open_run, predict
+from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.run import RunResult, train
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import DataError, RecipeError, StorageError
@@ -143,3 +145,39 @@ def test_files_of_one_case_are_found_by_their_channel(tmp_path: Path) -> None:
     (tmp_path / "b_0001.nii.gz").unlink()
     with pytest.raises(DataError, match="case b lacks .* t1"):
         find_unlabelled(nnunet, tmp_path)
+
+
+def test_evaluate_tells_the_faults_of_all_cases_at_once(whole_run: RunResult, phantoms: Path, tmp_path: Path) -> None:
+    shutil.copytree(phantoms, tmp_path / "data")
+    names = sorted(whole_run.summary["cases"])
+    for name in names:
+        path = tmp_path / f"data/imagesTr/{name}.nii.gz"
+        path.write_bytes(path.read_bytes()[:5000])
+    # A case that is not scored may be what it likes
+    (tmp_path / "data/imagesTr/phantom_000.nii.gz").write_bytes(b"")
+    trained, plain = open_run(whole_run.run, "cpu"), {"kind": "folders", "images": "imagesTr", "labels": "labelsTr"}
+    trained = _with_data(trained, source=plain)
+    with pytest.raises(DataError) as refused:
+        evaluate(trained, "validation", tmp_path / "data", silent, StopRequest())
+    assert [name for name in names for fault in refused.value.faults if name in fault] == names
+    assert len(refused.value.faults) == 2
+
+
+def test_evaluate_leaves_out_what_training_would(whole_run: RunResult, phantoms: Path, tmp_path: Path) -> None:
+    shutil.copytree(phantoms, tmp_path / "data")
+    first, second = sorted(whole_run.summary["cases"])
+    (tmp_path / f"data/labelsTr/{first}.nii.gz").unlink()
+    plain = {"kind": "folders", "images": "imagesTr", "labels": "labelsTr"}
+    trained = _with_data(open_run(whole_run.run, "cpu"), source=plain, bad_cases="skip")
+    warned: list[str] = []
+    scores = evaluate(trained, "validation", tmp_path / "data", silent, StopRequest(), warn=warned.append)
+    assert [one.name for one in scores.cases] == [second]
+    assert warned[0] == f"left out 1 faulty case (data.bad_cases: skip): {first}"
+    (tmp_path / f"data/labelsTr/{second}.nii.gz").unlink()
+    with pytest.raises(DataError, match="has no label"):
+        evaluate(trained, "validation", tmp_path / "data", silent, StopRequest())
+
+
+def _with_data(trained: TrainedRun, **changes: object) -> TrainedRun:
+    data = DataSpec.model_validate({**trained.recipe.data.model_dump(), **changes})
+    return replace(trained, recipe=trained.recipe.model_copy(update={"data": data}))

@@ -90,7 +90,9 @@ def test_these_change_no_more_than_rounding(name: str, tiny, phantoms: Path, tmp
     plain = train(tiny(training__epochs=2, **dropout), data=phantoms, run=tmp_path / "plain", device="cpu")
     other = train(tiny(training__epochs=2, **settings), data=phantoms, run=tmp_path / "other", device="cpu")
     assert losses(other.run) == pytest.approx(losses(plain.run), rel=tolerance)
-    assert losses(other.run) != losses(plain.run)  # a switch that is off everywhere would be as close
+    # A switch that is off everywhere would be as close. In another layout losses may agree to the last bit; gradients do not
+    ours, theirs = (read_checkpoint(run / "checkpoints" / "last.pt")["network"] for run in (plain.run, other.run))
+    assert any(not torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -118,9 +118,13 @@ def test_a_case_that_was_mended_meanwhile_is_not_slipped_in(
 ) -> None:
     run, stop = tmp_path / "run", StopRequest()
     train(skipping(), data=data, run=run, device="cpu", observers=[Heard(stop, 7)], stop=stop)
+    began_with = json.loads((run / "plan.json").read_text())["cases"]
     shutil.copy(images(phantoms)[1], images(data)[1])
-    with pytest.raises(DataError, match="the training cases are not those the run began with"):
-        resume(run)
+    heard = Heard(StopRequest(), 10**9)
+    result = resume(run, observers=[heard])
+    assert result.summary["status"] == "done"
+    assert list(result.summary["skipped_cases"]) == [name_of(images(data)[1])]
+    assert json.loads((run / "plan.json").read_text())["cases"] == began_with
 
 
 def test_no_case_left_is_refused(skipping, data: Path, tmp_path: Path) -> None:
@@ -167,3 +171,44 @@ def test_an_empty_label_is_told_and_trained_on(tiny, phantoms: Path, tmp_path: P
         f"the label of case {name_of(label)} holds nothing but background; the case is trained on as background"
     ]
     assert name_of(label) in json.loads((result.run / "plan.json").read_text())["cases"]["training"]
+
+
+def test_cases_whose_files_do_not_pair_are_left_out_beside_damaged_ones(skipping, data: Path, tmp_path: Path) -> None:
+    names = [name_of(path) for path in images(data)]
+    split = {"kind": "last", "validation": 2}
+    (data / "labelsTr" / images(data)[0].name).unlink()
+    images(data)[5].unlink()
+    heard = Heard()
+    result = train(skipping(data__split=split), data=data, run=tmp_path / "run", device="cpu", observers=[heard])
+    assert result.exit_code == 0
+    plan = json.loads((result.run / "plan.json").read_text(encoding="utf-8"))
+    assert plan["cases"] == {"training": names[2:4], "validation": names[4:5], "test": []}
+    assert list(plan["skipped_cases"]) == [names[0], names[1], names[5]]
+    assert "has no label" in plan["skipped_cases"][names[0]][0]
+    assert "has no image" in plan["skipped_cases"][names[5]][0]
+    told = [text for text in heard.warnings if text.startswith("left out: ")]
+    assert len(told) == 3
+    # All in one pass where they are refused
+    recipe = skipping(data__split=split).recipe
+    strict = recipe.model_copy(update={"data": recipe.data.model_copy(update={"bad_cases": "refuse"})})
+    with pytest.raises(DataError) as refused:
+        prepare(strict, data, "cpu")
+    assert [fault for fault in refused.value.faults if "has no label" in fault or "has no image" in fault]
+    assert any("too early" in fault for fault in refused.value.faults)
+
+
+def test_a_listed_file_that_does_not_exist_is_its_case_s_fault(tiny, phantoms: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(phantoms, root)
+    gone, cut = images(root)[1:3]
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:5000])
+    decathlon = {"data__source": {"kind": "decathlon"}}
+    with pytest.raises(DataError) as refused:
+        prepare(tiny(**decathlon).recipe, root, "cpu")
+    first, second = refused.value.faults
+    assert f"the image {gone} does not exist" in first
+    assert str(cut) in second
+    prepared = prepare(tiny(data__bad_cases="skip", **decathlon).recipe, root, "cpu")
+    assert list(prepared.skipped) == [name_of(gone), name_of(cut)]
+    assert len(prepared.split.train) == 2

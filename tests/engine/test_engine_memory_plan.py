@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasttrain import train
+from fasttrain.data.caches import estimate_bytes
 from fasttrain.data.caches.keys import settings_digest
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.engine import memory_plan
@@ -138,6 +139,33 @@ def test_ranks_batches_and_validation_count(tiny, disk) -> None:
     assert memory_need(recipe, H100, sized(recipe, 1.0, 1.0), "memory").validation == 0
     with pytest.raises(OutOfMemoryError, match="of validation"):
         choose_cache(recipe, CPU, sized(recipe, 7.0, 1.0))
+
+
+def test_the_plan_counts_the_largest_case_that_is_validated(tiny, phantoms: Path, disk) -> None:
+    recipe = tiny(data__cache__kind="memory").recipe
+    prepared = prepare(recipe, phantoms, "cpu")
+    largest = max(estimate_bytes([case], recipe) for case in prepared.split.validation)
+    assert prepared.plan.sizes.largest_case_bytes == largest > 0
+    (why,) = [one.reason for one in prepared.plan.decisions if one.name == "cache"]
+    voxels = largest // 5
+    shown = f"{4 * voxels * (1 + 2 * (recipe.data.class_count + 1)) / (1 << 20):.0f} MiB of validation"
+    assert shown in why
+    assert not shown.startswith("0 MiB")
+    assert f"of {prepared.hardware.memory_free_gib:.1f} GiB free, bounded by" in why
+
+
+def test_smart_that_was_not_taken_says_why(tiny, disk) -> None:
+    disk(2)
+    recipe = tiny(data__cache__kind="auto", training__epochs=8).recipe
+    assert "smart would not come round to every case in 8 epochs" in choose_cache(recipe, CPU, sized(recipe, 6.0))[1]
+    assert "smart would need about" in choose_cache(recipe, CPU, sized(recipe, 60.0))[1]
+    went_on = choose_cache(recipe, CPU, sized(recipe, 6.0), {"cache": "memory"})[1]
+    assert "smart would change the order of cases that the run began with" in went_on
+
+
+def test_memory_of_workers_is_called_theirs(tiny, disk) -> None:
+    recipe = tiny(data__cache__kind="auto", data__workers=2).recipe
+    assert "256 MiB for 2 workers with batches" in choose_cache(recipe, CPU, sized(recipe, 1.0))[1]
 
 
 def shared(megabytes: float | None, hardware: Hardware = CPU, files: int | None = None) -> Hardware:

@@ -80,6 +80,7 @@ def test_every_decision_has_a_reason_and_is_kept(planned) -> None:
         "fused_optimizer",
         "expandable_segments",
         "cache",
+        "fill_threads",
         "workers",
         "prefetch_factor",
         "worker_kind",

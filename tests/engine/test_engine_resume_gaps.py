@@ -18,13 +18,13 @@ from fasttrain.telemetry.metrics_csv import read_metrics
 
 
 class Stopper:
-    """Asks for a stop at an event, and keeps the messages."""
+    """Asks for a stop at an event, and keeps the messages that are more than information."""
 
     def __init__(self, moment) -> None:
         self.moment, self.stop, self.messages = moment, StopRequest(), []
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, Message):
+        if isinstance(event, Message) and event.level != "info":
             self.messages.append(event.text)
         if self.moment(event):
             self.stop.ask("a test", 143)

@@ -297,3 +297,34 @@ def test_any_made_set_gives_a_recipe_that_validates(
     assert made.recipe.dimensions == (2 if shape[2] == 1 else 3)
     assert len(made.recipe.data.channels) == channels
     assert all(len(line) <= 120 or line.startswith(("# Train it", "  source")) for line in made.text.splitlines())
+
+
+def test_what_the_set_calls_ignore_is_ignored_and_no_class(tmp_path: Path):
+    labels = {"background": 0, "liver": 1, "kidney": 2, "ignore": 255}
+    suggestion = suggested(make_set(tmp_path / "set", values=(1, 2, 255), labels=labels), gpu_gib=0)
+    assert suggestion.recipe.data.ignore_label == 255
+    assert suggestion.recipe.data.classes == {1: "liver", 2: "kidney"}
+    assert 255 not in suggestion.found.voxels_by_value
+    assert not any("ignore" in text for text in suggestion.warnings())
+
+
+def test_a_stray_label_value_is_told(tmp_path: Path):
+    root = make_set(tmp_path / "set")
+    path = sorted(root.rglob("*label*/*.nii.gz"))[0]
+    image = nib.load(path)
+    label = np.asarray(image.dataobj).copy()
+    label[tuple(np.argwhere(label == 0)[0])] = 7
+    nib.save(nib.Nifti1Image(label, image.affine), path)
+    (text,) = [text for text in suggest(root, "mine", tmp_path / "mine.yaml", gpu_gib=0).warnings() if "slip" in text]
+    assert "the label value 7 occurs in case" in text
+    assert "in 1 voxel of" in text
+
+
+def test_a_lone_image_stands_beside_a_damaged_one(tmp_path: Path):
+    root = make_set(tmp_path / "set")
+    labels = sorted(root.rglob("*label*/*.nii.gz"))
+    labels[0].unlink()
+    labels[1].write_bytes(b"")
+    with pytest.raises(DataError) as refused:
+        suggest(root, "mine", tmp_path / "mine.yaml", gpu_gib=0)
+    assert len(refused.value.faults) == 2

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fasttrain.data.caches.disk import open_disk
-from fasttrain.data.caches.estimate import estimate_bytes
+from fasttrain.data.caches.estimate import build_bytes, estimate_bytes
 from fasttrain.data.caches.filling import Progress
 from fasttrain.data.caches.lmdb import open_lmdb, require_lmdb
 from fasttrain.data.caches.memory import open_memory
@@ -32,6 +32,7 @@ __all__ = [
     "SmartCache",
     "Told",
     "Window",
+    "build_bytes",
     "estimate_bytes",
     "open_case_source",
     "require_lmdb",

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -29,6 +30,7 @@ from fasttrain.data.caches.storing import (
     build_record,
     gather,
     make_folder,
+    make_place,
     note_opening,
     unwritable,
 )
@@ -107,7 +109,10 @@ def _read(path: Path, key: str | None, findings: Findings) -> dict[str, Any] | N
 
 def _map(path: Path) -> np.ndarray:
     # torch's own map closes the file again; mmap.mmap would hold a descriptor a case, and 256 are allowed on many machines
-    size = os.stat(path).st_size
+    seen = os.lstat(path)
+    if not stat.S_ISREG(seen.st_mode):
+        raise UnreadableEntryError("is no regular file")
+    size = seen.st_size
     if size == 0:
         raise UnreadableEntryError("is empty")
     tensor = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
@@ -120,6 +125,7 @@ def _write(path: Path, pieces: Sequence[bytes | memoryview], key: str) -> dict[s
 
     Not synchronised with the disk: an entry that a power cut spoils fails its checksum and is built anew.
     """
+    make_place(path)
     try:
         with _part(path) as (temporary, stream):
             for piece in pieces:
@@ -169,7 +175,9 @@ class _Whole:
 def _tidy(folder: Path) -> None:
     """Removes what killed processes left half written."""
     for left in folder.glob(".*.part"):
-        with contextlib.suppress(OSError), open(left, "rb") as stream:
+        # Without waiting, should it be a pipe
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(OSError), open(os.open(left, flags), "rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
 

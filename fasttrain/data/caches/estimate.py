@@ -1,9 +1,10 @@
-"""Owns the guess, from headers alone, of what the preprocessed cases will hold in memory."""
+"""Owns the guess, from headers alone, of what the preprocessed cases will hold in memory, and what making one takes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -12,11 +13,12 @@ from fasttrain.data.centres import CENTRES_PER_CLASS, index_type
 from fasttrain.data.grids import spacing_of
 from fasttrain.data.nifti import read_header
 from fasttrain.data.reading import check_channels, check_same_grid, split_shape
-from fasttrain.errors import RecipeError
 from fasttrain.recipe.recipe import Recipe
 from fasttrain.samples import Case, Grid
 
-_MOST_VOXELS = 2**36
+_MARGIN = 1.2
+_SLABS_BYTES, _SLAB_VOXEL_BYTES = 64 << 20, 64
+"""What steps that go slab by slab (`grids.slabs`) hold beside the volume, and of one smaller than a slab."""
 _ITEM_BYTES = {"float32": 4, "float16": 2}
 
 
@@ -24,8 +26,8 @@ def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
     """Bytes of all training samples of `cases`: image, label and centres, padded to the patch.
 
     An upper bound but for rounding: foreground crops are not known, and classes may have fewer centres. Reads the first
-    bytes of each image and label; raises DataError for a header that cannot be read or shows that the case will be refused,
-    RecipeError for a spacing that no memory could hold.
+    bytes of each image and label; raises DataError for a header that cannot be read or shows that the case will be refused.
+    Cases that resampling makes too large for any memory were refused by the check (`checking.sizes`).
     """
     data = recipe.data
     lists = data.class_count - 1 + (recipe.patch.background_above is not None)
@@ -39,14 +41,44 @@ def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
         _check_label(case, spatial, recipe.dimensions)
         shape = _preprocessed_shape(recipe, spatial, header.affine)
         voxels = math.prod(max(int(length), size) for length, size in zip(shape, recipe.patch.size, strict=True))
-        if voxels > _MOST_VOXELS:
-            raise RecipeError(
-                f"data.spacing {list(data.spacing or ())} makes {voxels:.3g} voxels of {case.images[0]}; its own spacing is "
-                f"{[round(float(one), 6) for one in spacing_of(header.affine, recipe.dimensions)]}"
-            )
         index_bytes = np.dtype(index_type(voxels)).itemsize
         total += voxels * voxel_bytes + index_bytes * lists * min(CENTRES_PER_CLASS, voxels)
     return total
+
+
+def build_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
+    """Memory that making the volume of the largest of `cases` takes at its worst, the volume itself included.
+
+    The most that one of the steps of `Preprocess` holds at once, as measured (within 20%, which are added). Reads the first bytes
+    of each image and label, as `estimate_bytes` does, which is to be asked first.
+    """
+    return max((_build_bytes(case, recipe) for case in cases), default=0)
+
+
+def _build_bytes(case: Case, recipe: Recipe) -> int:
+    channels = len(recipe.data.channels)
+    header = read_header(case.images[0])
+    spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)
+    read, wanted = math.prod(spatial), _preprocessed_shape(recipe, spatial, header.affine)
+    made = math.prod(int(length) for length in wanted)
+    padded = math.prod(max(int(length), size) for length, size in zip(wanted, recipe.patch.size, strict=True))
+    image, stored = 4 * channels * read, math.prod(header.shape) * header.dtype.itemsize
+    label = 0 if case.label is None else read * (read_header(case.label).dtype.itemsize + 3) + _packed_bytes(case.label)
+    resampled = bool((np.array(wanted) != np.array(_oriented(recipe, spatial, header.affine))).any())
+    steps = (
+        image + stored + _packed_bytes(case.images[0]),
+        image + label,
+        2 * image + 2 * read,
+        # MONAI's grid of coordinates in two layouts, the image before and after, and once more in the order that torch asks for
+        image + read + made * (24 + 12 * channels) if resampled else 0,
+        padded * (8 * channels + 2),
+    )
+    return int(max(steps) * _MARGIN) + min(_SLABS_BYTES, _SLAB_VOXEL_BYTES * max(read, padded))
+
+
+def _packed_bytes(path: Path) -> int:
+    """Of a compressed file, which is in memory together with what it unpacks to."""
+    return path.stat().st_size if path.name.lower().endswith(".gz") else 0
 
 
 def _check_label(case: Case, spatial: tuple[int, ...], dimensions: int) -> None:
@@ -60,14 +92,18 @@ def _check_label(case: Case, spatial: tuple[int, ...], dimensions: int) -> None:
 
 
 def _preprocessed_shape(recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray) -> np.ndarray:
-    shape, spacing = np.array(spatial), spacing_of(affine, recipe.dimensions)
-    if recipe.data.orientation and recipe.dimensions == 3:
-        order = _axis_order(affine, recipe.data.orientation)
-        shape, spacing = shape[order], spacing[order]
+    shape, spacing = _oriented(recipe, spatial, affine), spacing_of(affine, recipe.dimensions)
     if recipe.data.spacing is None:
         return shape
+    if recipe.data.orientation and recipe.dimensions == 3:
+        spacing = spacing[_axis_order(affine, recipe.data.orientation)]
     # In float64 throughout: a spacing of 1e-300 is refused by the number of voxels, not by a cast
     return np.minimum(np.rint((shape - 1) * spacing / np.array(recipe.data.spacing)) + 1, 1e15)
+
+
+def _oriented(recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray) -> np.ndarray:
+    shape = np.array(spatial)
+    return shape[_axis_order(affine, recipe.data.orientation)] if recipe.data.orientation and shape.size == 3 else shape
 
 
 def _axis_order(affine: np.ndarray, axcodes: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monai.transforms import Transform
@@ -54,6 +54,34 @@ class Gathering(Transform):
                 self._failure = self._failure or error
                 self._changed.wait_for(lambda: self._under_way == 0, timeout=_MOST_SECONDS_TO_END)
             raise
+
+    def over(self, cases: Sequence[Case], workers: int) -> list[Any]:
+        """What `work` returns for each of `cases`, in order, by `workers` threads, all of which have ended then.
+
+        multiprocessing's ThreadPool would need a lock in /dev/shm, which may take none, and an executor's threads would keep the
+        process from ending where a read has no end.
+        """
+        results: list[Any] = [None] * len(cases)
+        todo, taking = iter(enumerate(cases)), threading.Lock()
+
+        def run() -> None:
+            while True:
+                with taking:
+                    taken = next(todo, None)
+                if taken is None:
+                    return
+                results[taken[0]] = self(taken[1])
+
+        threads = [
+            threading.Thread(target=run, name=f"filling {number}", daemon=True)
+            for number in range(max(1, min(workers, len(cases))))
+        ]
+        with self.ending_together():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return results
 
     def _run(self, case: Case) -> Any:
         result = None

@@ -70,7 +70,9 @@ def key_of(settings: str, case: Case) -> str | None:
             seen = os.stat(path)
         except (OSError, ValueError):
             return None
-        files.append([str(path.absolute()), seen.st_size, seen.st_mtime_ns])
+        # The time of change can be set, as `touch`, `cp -p` and tar do; the last one can't. No inode: on some network disks
+        # a file has another one after each mount
+        files.append([str(path.absolute()), seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns])
     return _digest([settings, case.name, len(case.images), files])
 
 

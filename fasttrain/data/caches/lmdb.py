@@ -29,10 +29,11 @@ from fasttrain.data.caches.storing import (
     build_record,
     gather,
     make_folder,
+    make_place,
     note_opening,
     unwritable,
 )
-from fasttrain.data.inventory.places import LMDB_DATA
+from fasttrain.data.inventory.places import LMDB_DATA, LMDB_LOCK
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import MachineError
 from fasttrain.machine.folder_lock import Hold, hold
@@ -103,12 +104,41 @@ def open_lmdb(
     Raises one DataError with the faults of all cases that had to be read, StorageError where the database cannot be written,
     and MachineError where the package lmdb is not installed.
     """
-    lmdb = require_lmdb()
+    require_lmdb()
     settings = settings_digest(preprocess)
     path = options.folder / "lmdb" / settings
     findings = Findings(len(cases))
     make_folder(path)
     _discard_damaged(path, cases, findings)
+    try:
+        keys, held = _filled(path, cases, settings, preprocess, workers, progress, findings)
+    except _CorruptedError as error:
+        # What the first look passed over: once more, with nothing of it
+        findings = Findings(len(cases))
+        _discard(path, f"is no sound database ({error})", findings)
+        try:
+            keys, held = _filled(path, cases, settings, preprocess, workers, progress, findings)
+        except _CorruptedError as again:
+            raise unwritable(path, 0, str(again)) from again
+    findings.tell("lmdb", path, options.told)
+    return LmdbCache(path, cases, keys, preprocess, held)
+
+
+class _CorruptedError(Exception):
+    """LMDB met a page that is none of its own; the text is LMDB's."""
+
+
+def _filled(
+    path: Path,
+    cases: Sequence[Case],
+    settings: str,
+    preprocess: Preprocess,
+    workers: int,
+    progress: Progress | None,
+    findings: Findings,
+) -> tuple[list[str], Hold]:
+    """The keys of all cases, whose entries are in the database then, and the lock of its folder."""
+    lmdb = require_lmdb()
 
     def kept(environment: Any, case: Case) -> str:
         key = key_of(settings, case)
@@ -122,9 +152,15 @@ def open_lmdb(
             with environment.begin(write=True) as transaction:
                 transaction.put(_place(case), blob)
         except lmdb.Error as error:
-            raise unwritable(path, len(blob), _reason(error, path, len(blob))) from error
+            raise _as_ours(error, path, len(blob)) from error
         findings.holds(record)
         return str(key)
+
+    def told(environment: Any, case: Case) -> str:
+        try:
+            return kept(environment, case)
+        except lmdb.Error as error:
+            raise _as_ours(error, path) from error
 
     held = hold(path)
     try:
@@ -134,15 +170,29 @@ def open_lmdb(
                 environment = stack.enter_context(_environment(path, write=True))
                 environment.reader_check()
             except lmdb.Error as error:
-                raise unwritable(path, 0, _reason(error, path, 0)) from error
-            keys = gather(cases, lambda case: kept(environment, case), workers, progress)
+                raise _as_ours(error, path) from error
+            keys = gather(cases, lambda case: told(environment, case), workers, progress)
             entries = environment.stat()["entries"]
     except BaseException:
         held.release()
         raise
     note_opening(path, cases, preprocess, entries)
-    findings.tell("lmdb", path, options.told)
-    return LmdbCache(path, cases, keys, preprocess, held)
+    return keys, held
+
+
+def _as_ours(error: Exception, path: Path, needed_bytes: int = 0) -> Exception:
+    lmdb = require_lmdb()
+    damages = (
+        lmdb.CorruptedError,
+        lmdb.PageNotFoundError,
+        lmdb.InvalidError,
+        lmdb.PageFullError,
+        lmdb.CursorFullError,
+        lmdb.BadTxnError,
+    )
+    if isinstance(error, damages):
+        return _CorruptedError(str(error))
+    return unwritable(path, needed_bytes, _reason(error, path, needed_bytes))
 
 
 @contextlib.contextmanager
@@ -190,9 +240,16 @@ def _there(environment: Any, path: Path, case: Case, key: str, findings: Finding
 
 def _discard_damaged(path: Path, cases: Sequence[Case], findings: Findings) -> None:
     """Moves a database that LMDB cannot read out of the way in one piece, and deletes it."""
+    if os.access(path, os.W_OK):
+        for name in (LMDB_DATA, LMDB_LOCK):
+            # LMDB would write through a link
+            make_place(path / name)
     damage = _damage(path, cases)
-    if damage is None:
-        return
+    if damage is not None:
+        _discard(path, damage, findings)
+
+
+def _discard(path: Path, damage: str, findings: Findings) -> None:
     findings.was_unreadable(f"the lmdb cache {path} {damage}")
     aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.damaged")
     try:

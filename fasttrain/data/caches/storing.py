@@ -7,7 +7,6 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fasttrain.data.caches.keys import key_of
 from fasttrain.data.inventory import note_use
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError, StorageError
+from fasttrain.machine.own_files import make_way
 from fasttrain.samples import Case
 from fasttrain.wording import counted
 
@@ -118,11 +118,7 @@ def build_record(case: Case, key: str | None, settings: str, preprocess: Preproc
 def gather(cases: Sequence[Case], work: Callable[[Case], Any], workers: int, progress: Progress | None) -> list[Any]:
     """What `work` gives for each case, in order; raises one DataError with the faults of all."""
     gathering = Gathering(work, len(cases), progress)
-    with gathering.ending_together(), ThreadPool(max(workers, 1)) as pool:
-        results = list(pool.imap(gathering, cases))
-        # Leaving the pool does not wait for its threads to end, and workers are forked soon after
-        pool.close()
-        pool.join()
+    results = gathering.over(cases, workers)
     gathering.raise_faults()
     return results
 
@@ -141,6 +137,17 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(folder, 0, error.strerror or str(error)) from error
+
+
+def make_place(path: Path) -> None:
+    """Makes way for a file of the cache; raises StorageError where something else keeps its place."""
+    try:
+        make_way(path)
+    except OSError as error:
+        raise StorageError(
+            f"{path} is no regular file, in the place of a file of the cache, and cannot be removed "
+            f"({error.strerror or error}); remove it by hand, or name another folder with data.cache.folder"
+        ) from error
 
 
 def unwritable(path: Path, needed_bytes: int, reason: str) -> StorageError:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fasttrain.data.checking.judging import CaseFindings
+from fasttrain.data.sources.found import listed
 from fasttrain.data.splits import Split
 from fasttrain.wording import counted
 
@@ -32,10 +33,41 @@ def fault_of_empty(findings: Sequence[CaseFindings], split: Split | None, root: 
     if not training or not all(one.empty and not one.faults for one in training):
         return None
     many = f"the {counted(len(training), 'training case' if split is not None else 'case')}"
+    nothing = "background" + " and ignored voxels" * any(one.ignored for one in training)
     return (
-        f"{root}: no label of {many} holds anything but background, so there is nothing to learn; mend the labels, or see that "
+        f"{root}: no label of {many} holds anything but {nothing}, so there is nothing to learn; mend the labels, or see that "
         "data.classes names their values"
     )
+
+
+def texts_of_ignored(findings: Sequence[CaseFindings], split: Split | None) -> list[str]:
+    """Warnings of labels that hold nothing but voxels of `data.ignore_label`: what comes of the cases in each part."""
+    ignored = [one.case.name for one in findings if one.all_ignored]
+    if not ignored:
+        return []
+    if split is None:
+        return [f"{_labels_of(ignored)} nothing but ignored voxels"]
+    parts = (("nothing is learnt from", split.train), ("no score is had from", split.validation))
+    texts = []
+    for outcome, cases in parts:
+        inside = [name for name in ignored if name in {case.name for case in cases}]
+        if inside:
+            texts.append(
+                f"{_labels_of(inside)} nothing but ignored voxels; {outcome} {'it' if len(inside) == 1 else 'them'}"
+            )
+    validated = {one.case.name for one in findings} & {case.name for case in split.validation}
+    if validated and validated <= set(ignored):
+        texts.append(
+            "no validation case has a voxel that is scored, so there will be no score and no best epoch; label some, or change "
+            "data.split"
+        )
+    return texts
+
+
+def _labels_of(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"the label of case {names[0]} holds"
+    return f"the labels of {len(names)} cases ({listed(names)}) hold"
 
 
 def _parts(split: Split | None) -> dict[str, str]:

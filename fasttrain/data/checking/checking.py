@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fasttrain.data.checking.between import fault_of_empty, faults_of_copies
+from fasttrain.data.checking.between import fault_of_empty, faults_of_copies, texts_of_ignored
 from fasttrain.data.checking.judging import CaseFindings, Terms, judge
 from fasttrain.data.checking.reading_pass import Progress, facts_of
 from fasttrain.data.checking.remembered import Remembered
+from fasttrain.data.checking.sizes import faults_of_size
+from fasttrain.data.checking.stray import StrayValue, stray_values
 from fasttrain.data.sources.found import listed
 from fasttrain.data.splits import Split
 from fasttrain.errors import DataError
@@ -21,7 +23,7 @@ _MOST_WARNINGS = 20
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found. `cases` by name; set_faults concern no single case; notes are one sentence each on the check itself."""
+    """What a check found. `cases` by name; set_faults concern no single case; notes are further warnings, one sentence each."""
 
     root: Path
     terms: Terms
@@ -44,17 +46,24 @@ class Checked:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for all cases without foreground, one for each class that resampling loses, and the notes."""
+        """One sentence for all cases without foreground, one for each class that resampling loses, one for each value that
+        looks like a slip (where no recipe declares the values), and the notes.
+        """
         bad = self.bad
         sound = [case for case in self.cases if case.case.name not in bad]
-        empty = [case.case.name for case in sound if case.empty]
+        empty = [case.case.name for case in sound if case.empty and not case.all_ignored]
         texts = [text for case in sound for text in case.warnings]
         if len(texts) > _MOST_WARNINGS:
             more = len(texts) - _MOST_WARNINGS
             texts = [*texts[:_MOST_WARNINGS], f"{more} more classes vanish on resampling; `fasttrain check` lists them"]
         if empty:
             texts.insert(0, _empty_text(empty))
-        return (*texts, *self.notes)
+        return (*texts, *map(str, self._stray()), *self.notes)
+
+    def _stray(self) -> list[StrayValue]:
+        if self.terms.recipe is not None:
+            return []
+        return stray_values({case.case.name: case.voxels or {} for case in self.cases}, self.terms.named)
 
 
 def check_cases(
@@ -66,14 +75,16 @@ def check_cases(
     workers: int,
     progress: Progress | None = None,
     full: bool = False,
+    pairing: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Checked:
     """Reads every image and label that is not remembered from an earlier check (`full`: all) and judges each case.
 
     `folder` is fasttrain's cache folder, where facts are remembered; nothing is written beside the data. Without a `split`
-    cases are compared all the same. Raises nothing for faults: they are in what is returned.
+    cases are compared all the same. pairing: {name of a case whose files do not pair: its faults}. Raises nothing for faults:
+    they are in what is returned; RecipeError where `data.spacing` makes more of every case than any memory holds.
     """
     began = time.monotonic()
-    remembered = Remembered(folder, root)
+    remembered, pairing = Remembered(folder, root), pairing or {}
     wanted = [(path, terms.image_view) for case in cases for path in case.images]
     wanted += [(case.label, terms.label_view) for case in cases if case.label is not None]
     facts, files_read = facts_of(wanted, remembered, workers, full, progress)
@@ -84,25 +95,33 @@ def check_cases(
             [facts[path, terms.image_view] for path in case.images],
             facts[case.label, terms.label_view] if case.label is not None else None,
             terms,
+            pairing.get(case.name, ()),
         )
         for case in sorted(cases, key=lambda case: case.name)
     ]
-    copies = faults_of_copies([one for one in findings if not one.faults], split)
-    findings = [
-        replace(one, faults=(*one.faults, copies[one.case.name])) if one.case.name in copies else one
-        for one in findings
-    ]
+    too_large, far_larger = faults_of_size(findings, terms)
+    findings = _with(findings, too_large)
+    findings = _with(findings, faults_of_copies([one for one in findings if not one.faults], split))
     empty = fault_of_empty(findings, split, root)
+    notes = [*far_larger, *texts_of_ignored([one for one in findings if not one.faults], split), note]
     return Checked(
         root=root,
         terms=terms,
         cases=tuple(findings),
         set_faults=() if empty is None else (empty,),
-        notes=() if note is None else (note,),
+        notes=tuple(text for text in notes if text is not None),
         files=len(facts),
         files_read=files_read,
         seconds=time.monotonic() - began,
     )
+
+
+def _with(findings: list[CaseFindings], faults: Mapping[str, str]) -> list[CaseFindings]:
+    """With a further fault of the cases so named."""
+    return [
+        replace(one, faults=(*one.faults, faults[one.case.name])) if one.case.name in faults else one
+        for one in findings
+    ]
 
 
 def without_bad_cases(checked: Checked, split: Split) -> Split:
@@ -139,8 +158,19 @@ def skipped_text(bad: dict[str, tuple[str, ...]]) -> list[str]:
     many = f"{len(bad)} faulty case{'s' * (len(bad) != 1)}"
     return [
         f"left out {many} (data.bad_cases: skip): {listed(bad)}",
-        *(f"left out {name}: {fault}" for name, faults in bad.items() for fault in faults),
+        *(f"left out: {fault}" for faults in bad.values() for fault in faults),
     ]
+
+
+def remaining_text(checked: Checked, split: Split) -> str:
+    """What `data.bad_cases: skip` leaves out of a faulty set, and what remains of each part."""
+    bad = checked.bad
+    parts = [("training", split.train), ("validation", split.validation), ("test", split.test)]
+    left = ", ".join(
+        f"{sum(case.name not in bad for case in cases)} of {len(cases)} {name}" for name, cases in parts if cases
+    )
+    many = f"{len(bad)} faulty case{'s' * (len(bad) != 1)}"
+    return f"data.bad_cases: skip leaves out {many} ({listed(bad)}); there remain {left} cases"
 
 
 def _parts(split: Split) -> tuple[tuple[Case, ...], ...]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -94,17 +94,41 @@ class FileFacts:
     def of_record(cls, record: dict[str, Any]) -> FileFacts:
         """The facts that `record` gave. Raises KeyError, TypeError or ValueError for anything else."""
         values, resampled = record["values"], record["resampled"]
-        return cls(
-            faults=tuple(record["faults"]),
-            shape=tuple(record["shape"]),
-            affine=tuple(record["affine"]),
-            dtype=record["dtype"],
-            scale=tuple(record["scale"]),
-            channels=tuple(ChannelFacts(**channel) for channel in record["channels"]),
-            digest=record["digest"],
-            values=None if values is None else tuple((value, count) for value, count in values),
-            resampled=None if resampled is None else tuple(resampled),
+        facts = cls(
+            faults=_all_of(record["faults"], str),
+            shape=_all_of(record["shape"], int),
+            affine=_all_of(record["affine"], float),
+            dtype=str(np.dtype(record["dtype"])) if record["dtype"] != "" else "",
+            scale=_pair_of(record["scale"], float),
+            channels=tuple(ChannelFacts(**_channel_of(channel)) for channel in record["channels"]),
+            digest=_all_of([record["digest"]], str)[0],
+            values=None if values is None else tuple(_pair_of(pair, int) for pair in values),
+            resampled=None if resampled is None else _all_of(resampled, int),
         )
+        if len(facts.affine) != (16 if facts.decoded else 0) or min(facts.shape, default=1) < 1:
+            raise ValueError("no facts of a volume")
+        return facts
+
+
+_Plain = TypeVar("_Plain", str, int, float)
+
+
+def _all_of(values: list[Any], kind: type[_Plain]) -> tuple[_Plain, ...]:
+    """JSON's lists as they were written; True is no 1 here. Raises TypeError for other values."""
+    if type(values) is not list or any(type(value) is not kind for value in values):
+        raise TypeError(f"{values!r:.60} is no list of {kind.__name__}")
+    return tuple(values)
+
+
+def _pair_of(values: list[Any], kind: type[_Plain]) -> tuple[_Plain, _Plain]:
+    first, second = _all_of(values, kind)
+    return first, second
+
+
+def _channel_of(record: dict[str, Any]) -> dict[str, Any]:
+    _all_of([one for one in (record["minimum"], record["maximum"]) if one is not None], float)
+    _all_of([record["nans"], record["infinite"]], int)
+    return record
 
 
 def read_facts(path: Path, view: View) -> FileFacts:

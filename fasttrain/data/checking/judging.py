@@ -9,8 +9,10 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from fasttrain.data.checking.facts import FileFacts, View
+from fasttrain.data.checking.counts import beside_classes, class_voxels
+from fasttrain.data.checking.facts import ChannelFacts, FileFacts, View
 from fasttrain.data.checking.volumes import directions
+from fasttrain.data.checking.voxels import faults_of_voxels
 from fasttrain.data.grids import reoriented, spacing_of
 from fasttrain.data.labels import faults_of_values
 from fasttrain.data.reading import (
@@ -19,7 +21,6 @@ from fasttrain.data.reading import (
     check_label_axes,
     check_one_channel,
     check_same_grid,
-    non_finite_fault,
     split_shape,
 )
 from fasttrain.errors import DataError
@@ -28,18 +29,18 @@ from fasttrain.recipe.recipe import Recipe
 from fasttrain.samples import Case, Grid
 
 _DECLARED = "; declared are "
-_FLOAT16_LIMIT = 65504.0
 
 
 @dataclass(frozen=True)
 class Terms:
     """What cases are judged by. `recipe` is None for a set that is looked at before there is one: then any class value from 1
-    to 255 is sound.
+    to 255 is sound, and `named` are the values that the set itself gives names.
     """
 
     data: DataSpec
     dimensions: int
     recipe: Recipe | None = None
+    named: tuple[int, ...] = ()
 
     @classmethod
     def of_recipe(cls, recipe: Recipe) -> Terms:
@@ -62,7 +63,9 @@ class CaseFindings:
     """One case as it was judged.
 
     grid: of the image, None where no image could be read. minimum, maximum: of the finite voxels over all channels.
-    voxels: by value of `data.classes` and 0, None without a label that could be read. digests: one an image file.
+    ranges: (minimum, maximum) of each channel, None where it has no finite voxel. voxels: by value of `data.classes` and 0, None
+    without a label that could be read. ignored: voxels of `data.ignore_label`, undeclared: voxels by a value of the file that is
+    neither a class nor ignored; both None as voxels are. digests: one an image file.
     """
 
     case: Case
@@ -74,13 +77,21 @@ class CaseFindings:
     maximum: float | None
     voxels: dict[int, int] | None
     digests: tuple[str, ...]
+    ranges: tuple[tuple[float, float] | None, ...]
+    ignored: int | None
+    undeclared: dict[int, int] | None
     faults: tuple[str, ...]
     warnings: tuple[str, ...]
 
     @property
     def empty(self) -> bool:
-        """Whether the label holds nothing but background."""
+        """Whether the label holds no class: nothing but background and voxels to be ignored."""
         return self.voxels is not None and not any(count for value, count in self.voxels.items() if value)
+
+    @property
+    def all_ignored(self) -> bool:
+        """Whether the label holds nothing but voxels to be ignored."""
+        return self.empty and bool(self.ignored) and not (self.voxels or {}).get(0) and not self.undeclared
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
@@ -98,14 +109,24 @@ class CaseFindings:
         return "unclear" if ends is None else "".join(nib.orientations.ornt2axcodes(ends))
 
 
-def judge(case: Case, images: Sequence[FileFacts], label: FileFacts | None, terms: Terms) -> CaseFindings:
-    """All faults of a case at once. `images` are the facts of `case.images`, `label` those of `case.label`."""
-    faults: list[str] = []
-    grid = _judge_images(case, images, terms, faults)
-    voxels = _judge_label(case, images, label, grid, terms, faults) if case.label is not None and label else None
+def judge(
+    case: Case, images: Sequence[FileFacts], label: FileFacts | None, terms: Terms, pairing: Sequence[str] = ()
+) -> CaseFindings:
+    """All faults of a case at once. `images` are the facts of `case.images`, `label` those of `case.label`.
+
+    pairing: what is wrong with which files the case has; of such a case each file is judged by itself.
+    """
+    faults: list[str] = list(pairing)
+    grid = _judge_apart(case, images, terms, faults) if pairing else _judge_images(case, images, terms, faults)
+    voxels: dict[int, int] | None = None
+    if case.label is not None and label is not None:
+        against = ((), None) if pairing else (images, grid)
+        voxels = _judge_label(case, label, *against, terms, faults)
     lows = [one.minimum for facts in images for one in facts.channels if one.minimum is not None]
     highs = [one.maximum for facts in images for one in facts.channels if one.maximum is not None]
-    decoded = all(facts.decoded for facts in images)
+    decoded = bool(images) and all(facts.decoded for facts in images)
+    values = label.values if label is not None and voxels is not None else None
+    ignored, undeclared = (None, None) if values is None else beside_classes(values, terms.data)
     return CaseFindings(
         case=case,
         grid=grid,
@@ -116,9 +137,29 @@ def judge(case: Case, images: Sequence[FileFacts], label: FileFacts | None, term
         maximum=max(highs, default=None),
         voxels=voxels,
         digests=tuple(facts.digest for facts in images) if decoded else (),
+        ranges=tuple(_range(one) for facts in images for one in facts.channels),
+        ignored=ignored,
+        undeclared=undeclared,
         faults=tuple(dict.fromkeys(faults)),
         warnings=tuple(_warnings(case, voxels, label, terms)),
     )
+
+
+def _range(channel: ChannelFacts) -> tuple[float, float] | None:
+    return None if channel.minimum is None or channel.maximum is None else (channel.minimum, channel.maximum)
+
+
+def _judge_apart(case: Case, images: Sequence[FileFacts], terms: Terms, faults: list[str]) -> Grid | None:
+    """Of a case whose files do not pair: what is wrong with each file by itself, and the grid of the first."""
+    first = None
+    for path, facts in zip(case.images, images, strict=True):
+        faults.extend(facts.faults)
+        if facts.decoded and first is None:
+            try:
+                first = Grid(split_shape(path, facts.shape, terms.dimensions)[0], facts.matrix)
+            except DataError as error:
+                faults.extend(error.faults)
+    return first
 
 
 def _judge_images(case: Case, images: Sequence[FileFacts], terms: Terms, faults: list[str]) -> Grid | None:
@@ -147,32 +188,10 @@ def _judge_images(case: Case, images: Sequence[FileFacts], terms: Terms, faults:
             continue
         if number == 0 or len(images) > 1:
             names = data.channels if len(images) == 1 else data.channels[number : number + 1]
-            faults.extend(_faults_of_voxels(path, names, facts, terms))
+            faults.extend(faults_of_voxels(path, names, facts, data))
     if reference is not None:
         faults.extend(_faults_of_slices(*reference, terms))
     return None if reference is None else reference[1]
-
-
-def _faults_of_voxels(path: Path, names: Sequence[str], facts: FileFacts, terms: Terms) -> list[str]:
-    faults = []
-    voxels = int(np.prod(facts.shape, dtype=np.int64)) // max(len(facts.channels), 1)
-    for name, channel in zip(names, facts.channels, strict=False):
-        fault = non_finite_fault(path, name, channel.nans, channel.infinite, voxels, terms.data)
-        if fault is not None:
-            faults.append(fault)
-        elif channel.constant is not None and voxels > 1:
-            faults.append(
-                f"{path} is constant: every voxel of channel {name} is {channel.constant:.6g}; get the image anew, or leave the "
-                "case out"
-            )
-        elif terms.data.storage_dtype == "float16" and terms.data.intensity.kind == "none":
-            largest = max(abs(channel.minimum or 0.0), abs(channel.maximum or 0.0))
-            if largest > _FLOAT16_LIMIT:
-                faults.append(
-                    f"{path} reaches {largest:.6g} in channel {name}, beyond float16's {_FLOAT16_LIMIT:.0f}; set "
-                    "data.storage_dtype: float32, or scale with data.intensity"
-                )
-    return faults
 
 
 def _faults_of_slices(path: Path, grid: Grid, terms: Terms) -> list[str]:
@@ -188,7 +207,7 @@ def _faults_of_slices(path: Path, grid: Grid, terms: Terms) -> list[str]:
 
 
 def _judge_label(
-    case: Case, images: Sequence[FileFacts], label: FileFacts, grid: Grid | None, terms: Terms, faults: list[str]
+    case: Case, label: FileFacts, images: Sequence[FileFacts], grid: Grid | None, terms: Terms, faults: list[str]
 ) -> dict[int, int] | None:
     path = case.label
     assert path is not None
@@ -213,8 +232,8 @@ def _judge_label(
 def _check_label_grid(
     case: Case, path: Path, images: Sequence[FileFacts], label: FileFacts, grid: Grid | None, dimensions: int
 ) -> None:
-    image = images[0]
-    if image.decoded and image.shape != label.shape and sorted(image.shape) == sorted(label.shape):
+    image = images[0] if images and images[0].decoded else None
+    if image is not None and image.shape != label.shape and sorted(image.shape) == sorted(label.shape):
         # Before an axis of it is taken for channels
         moved = (
             _as_lies(Grid(label.shape, label.matrix), Grid(image.shape, image.matrix))
@@ -234,16 +253,6 @@ def _as_lies(grid: Grid, reference: Grid) -> Grid:
     if np.array_equal(grid.affine, reference.affine):
         return grid
     return reoriented(np.broadcast_to(np.uint8(0), grid.shape), grid, reference)[1]
-
-
-def class_voxels(values: Sequence[tuple[int, int]], data: DataSpec) -> dict[int, int]:
-    """Voxels by class value and 0, in the order of the values; what is declared as nothing is left out."""
-    voxels = dict.fromkeys(data.class_values, 0)
-    for value, count in values:
-        value = data.label_map.get(value, value)
-        if value in voxels:
-            voxels[value] += count
-    return voxels
 
 
 def without_declared(fault: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fasttrain.data.checking.facts import FileFacts, View
 from fasttrain.errors import StorageError
+from fasttrain.machine.own_files import read_regular
 from fasttrain.run_folder import write_whole
 
 _FORMAT = "fasttrain check 1"
@@ -24,8 +25,8 @@ _ODD = re.compile(r"[^\w.-]+")
 class Remembered:
     """The facts of the files of one data set; threads may ask and note at the same time.
 
-    A file counts as unchanged where its size and its time of change in nanoseconds are those that it was read with. What was
-    remembered by other code, was cut off, altered or written by something else is not remembered.
+    A file counts as unchanged where its size and both its times of change in nanoseconds are those that it was read with. What
+    was remembered by other code, was cut off, altered or written by something else is not remembered.
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -40,7 +41,10 @@ class Remembered:
         entry = self._files.get(_name(path))
         if entry is None or entry["stamp"] != stamp_of(path) or view.key not in entry["facts"]:
             return None
-        facts = FileFacts.of_record(entry["facts"][view.key])
+        try:
+            facts = FileFacts.of_record(entry["facts"][view.key])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
         # A sentence names the file as it was given then
         return None if facts.faults and entry["given"] != str(path) else facts
 
@@ -78,23 +82,30 @@ class Remembered:
 
 
 def stamp_of(path: Path) -> list[int] | None:
-    """Size and time of change of a file; None where it cannot be looked at."""
+    """Size, time of change and time of change of the file's own record; None where it cannot be looked at."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    # The last one cannot be set, as `touch`, `cp -p` and tar set the time of change
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _load(path: Path) -> dict[str, dict[str, Any]]:
     """The digest of the body is compared before anything in it is relied on."""
     try:
-        head, _, body = path.read_bytes().partition(b"\n")
+        head, _, body = read_regular(path).partition(b"\n")
         known = json.loads(head)
         sound = known == {"format": _FORMAT, "code": _code(), "digest": _digest(body)}
-        return dict(json.loads(body)) if sound else {}
+        return {name: entry for name, entry in dict(json.loads(body)).items() if _is_entry(entry)} if sound else {}
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
+
+
+def _is_entry(entry: Any) -> bool:
+    """The digest shows that nothing was altered by accident, not that fasttrain wrote it."""
+    kinds = {"stamp": list, "given": str, "facts": dict}
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in kinds.items())
 
 
 def _name(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.data.checking.alike import shared_faults
 from fasttrain.data.checking.checking import Checked
 from fasttrain.data.checking.judging import CaseFindings
 from fasttrain.data.checking.volumes import axes_along, preprocessed_shape, sample_bytes
@@ -91,13 +92,29 @@ def document_of(checked: Checked, split: Split | None) -> dict[str, Any]:
         "exit_code": EXIT_DATA if checked.faults else EXIT_DONE,
         "data": str(checked.root),
         "cases": [_case_record(case, parts.get(case.case.name)) for case in checked.cases],
+        "layout": {
+            **checked.terms.data.source.model_dump(mode="json"),
+            "channels": list(checked.terms.data.channels),
+        },
         "faults": list(checked.faults),
+        "faults_alike": shared_faults(checked.cases),
+        "skipping": _skipping_record(checked, split),
         "warnings": list(checked.warnings),
         "figures": None if figures is None else _figures_record(figures, checked, patch),
         "files": checked.files,
         "files_read": checked.files_read,
         "seconds": round(checked.seconds, 3),
     }
+
+
+def _skipping_record(checked: Checked, split: Split | None) -> dict[str, Any] | None:
+    """What `train` would leave out and how many cases then remain; None where nothing is left out."""
+    bad = checked.bad
+    if split is None or not bad or checked.terms.data.bad_cases != "skip":
+        return None
+    parts = (("training", split.train), ("validation", split.validation), ("test", split.test))
+    remain = {part: sum(case.name not in bad for case in cases) for part, cases in parts}
+    return {"left_out": list(bad), "remain": remain}
 
 
 def _figures_record(figures: Figures, checked: Checked, patch: tuple[int, ...] | None) -> dict[str, Any]:
@@ -142,10 +159,17 @@ def _case_record(case: CaseFindings, part: str | None) -> dict[str, Any]:
         "label_dtype": case.label_dtype,
         "minimum": case.minimum,
         "maximum": case.maximum,
-        "voxels": None if case.voxels is None else {str(value): count for value, count in case.voxels.items()},
+        "ranges": [None if one is None else list(one) for one in case.ranges],
+        "voxels": _by_text(case.voxels),
+        "ignored_voxels": case.ignored,
+        "undeclared_voxels": _by_text(case.undeclared),
         "faults": list(case.faults),
         "warnings": list(case.warnings),
     }
+
+
+def _by_text(voxels: dict[int, int] | None) -> dict[str, int] | None:
+    return None if voxels is None else {str(value): count for value, count in voxels.items()}
 
 
 def _part_by_case(split: Split | None) -> dict[str, str]:

@@ -13,6 +13,8 @@ from fasttrain.data.grids import spacing_of
 
 _SAME_SPACING_MM = 1e-3
 """As in preprocessing: nearer spacings are not resampled."""
+MOST_VOXELS = 2**36
+"""Of one preprocessed volume; no memory holds more."""
 _MOST = 10**9
 _CENTRES_PER_CLASS = 10_000
 _SMALL_VOXELS = 1 << 16

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fasttrain.data.inventory.places import NOTE_FILE
+from fasttrain.machine.own_files import make_way, read_regular
 from fasttrain.run_folder import without_half_pairs
 
 
@@ -48,6 +49,7 @@ def note_use(folder: Path, recipe: str, data: str, part: str, dtype: str, entrie
     with contextlib.suppress(OSError):
         try:
             temporary.write_text(text + "\n", encoding="utf-8")
+            make_way(folder / NOTE_FILE)
             os.replace(temporary, folder / NOTE_FILE)
         finally:
             temporary.unlink(missing_ok=True)
@@ -56,7 +58,7 @@ def note_use(folder: Path, recipe: str, data: str, part: str, dtype: str, entrie
 def read_note(folder: Path) -> Note | None:
     """None where there is none, or none that fasttrain wrote."""
     try:
-        found = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
+        found = json.loads(read_regular(folder / NOTE_FILE).decode())
         note = Note(
             recipes=tuple(found["recipes"]),
             data=tuple(found["data"]),

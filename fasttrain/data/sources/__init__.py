@@ -20,7 +20,7 @@ SOURCES: dict[str, Callable[[DataSpec, Path], FoundCases]] = {
     "phantom": find_phantoms,
 }
 
-__all__ = ["SOURCES", "FoundCases", "find_cases"]
+__all__ = ["SOURCES", "FoundCases", "find_cases", "look_for_cases"]
 
 
 def find_cases(spec: DataSpec, root: Path) -> FoundCases:
@@ -28,6 +28,17 @@ def find_cases(spec: DataSpec, root: Path) -> FoundCases:
 
     Raises one DataError with every fault of the layout: a missing folder or file, an image without a label, a label without
     an image, a missing channel, no case at all.
+    """
+    found = look_for_cases(spec, root)
+    if found.faults:
+        raise DataError(fault for _, faults in sorted(found.faults.items()) for fault in faults)
+    return found
+
+
+def look_for_cases(spec: DataSpec, root: Path) -> FoundCases:
+    """As `find_cases`, but the faults of single cases (a file that is missing, or is there twice) are in what is returned.
+
+    Raises DataError where the layout as a whole is faulty or no case is complete.
     """
     if spec.source.kind != "phantom" and not root.is_dir():
         found = "is a file; a folder is expected" if root.exists() else "does not exist"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.data.file_names import FileFinder
@@ -18,14 +19,13 @@ from fasttrain.data.sources.found import (
 )
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec, FoldersSource
-from fasttrain.samples import Case
 from fasttrain.wording import counted
 
 
 def find_folders(spec: DataSpec, root: Path) -> FoundCases:
     """Cases by id: the file name less its ending and less `image_suffixes` or `label_suffix`.
 
-    Raises one DataError with every case that lacks a channel file, an image or a label, or where nothing fits.
+    A case that lacks a channel file, an image or a label is incomplete. Raises DataError where nothing fits.
     """
     source = spec.source
     assert isinstance(source, FoldersSource)
@@ -44,7 +44,7 @@ def find_folders(spec: DataSpec, root: Path) -> FoundCases:
         try:
             files.append(visible_files(folder))
         except DataError as error:
-            faults.extend(f"{fault}; in {root} lies {describe_files(root)}" for fault in error.faults)
+            faults.extend(f"{fault}; {root} holds {describe_files(root)}" for fault in error.faults)
     if faults:
         raise DataError(faults)
     shared = folders[0].resolve() == folders[1].resolve()
@@ -59,19 +59,19 @@ def find_folders(spec: DataSpec, root: Path) -> FoundCases:
     pattern = (
         f"{source.images}/CASE{source.image_suffixes[0]}.nii.gz with {source.labels}/CASE{source.label_suffix}.nii.gz"
     )
-    cases = pair_by_id(
+    found = pair_by_id(
         images,
         labels,
         list(zip(source.image_suffixes, names, strict=True)),
         looked_for=pattern,
         found_instead=f"{describe_files(folders[0])} in {source.images}",
     )
-    warnings = [*_warn_of_unused(files, cases, pattern), *warn_of_left_behind(root, left_behind((root, *folders)))]
-    return FoundCases(cases, tuple(warnings))
+    warnings = [*_warn_of_unused(files, found, pattern), *warn_of_left_behind(root, left_behind((root, *folders)))]
+    return replace(found, warnings=tuple(warnings))
 
 
-def _warn_of_unused(files: list[list[Path]], cases: tuple[Case, ...], pattern: str) -> list[str]:
-    used = {path for case in cases for path in (*case.images, case.label)}
+def _warn_of_unused(files: list[list[Path]], found: FoundCases, pattern: str) -> list[str]:
+    used = {path for case in found.every for path in (*case.images, case.label)}
     extra = sorted({case_id(path) for group in files for path in group if is_nifti(path) and path not in used})
     return (
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fasttrain.data.file_names import as_text, is_left_behind
@@ -18,10 +18,21 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class FoundCases:
-    """`cases` sorted by name, and one sentence for each oddity that does not stop a run."""
+    """`cases` sorted by name, and one sentence for each oddity that does not stop a run.
+
+    `incomplete` are cases whose files do not pair (an image without a label and the like), with the files of them that there
+    are; `faults`: {name of such a case: its faults}.
+    """
 
     cases: tuple[Case, ...]
     warnings: tuple[str, ...] = ()
+    incomplete: tuple[Case, ...] = ()
+    faults: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def every(self) -> tuple[Case, ...]:
+        """Complete and incomplete cases, by name."""
+        return tuple(sorted((*self.cases, *self.incomplete), key=lambda case: case.name))
 
 
 def visible_files(folder: Path) -> list[Path]:
@@ -119,18 +130,20 @@ def pair_by_id(
     channels: Sequence[tuple[str, str]],
     looked_for: str,
     found_instead: str,
-) -> tuple[Case, ...]:
-    """Cases from {suffix: {id: paths}} and {id: paths}.
+) -> FoundCases:
+    """Cases from {suffix: {id: paths}} and {id: paths}; an id that lacks a file or has one twice is an incomplete case.
 
-    `channels` gives (suffix, channel name) in the recipe's order. Raises one DataError with every id that lacks a file or
-    has one twice; where no id occurs at all, with `looked_for` and `found_instead`.
+    `channels` gives (suffix, channel name) in the recipe's order. Raises one DataError with the faults of all ids where none is
+    complete; where no id occurs at all, with `looked_for` and `found_instead`.
     """
     names = sorted({*labels, *(name for suffix, _ in channels for name in images[suffix])})
     if not names:
         raise DataError(f"fits no case: looked for {looked_for}, found {found_instead}")
     cases: list[Case] = []
-    faults: list[str] = []
+    incomplete: list[Case] = []
+    faults_by_name: dict[str, tuple[str, ...]] = {}
     for name in names:
+        faults: list[str] = []
         files = [(channel, images[suffix].get(name, ())) for suffix, channel in channels]
         missing = [channel for channel, paths in files if not paths]
         label = labels.get(name, ())
@@ -143,16 +156,18 @@ def pair_by_id(
             first = next(paths[0] for _, paths in files if paths)
             faults.append(f"{first}: the image of case {name} has no label; add the label or remove the image")
         faults.extend(f"case {name} has two files where one is expected: {listed(map(str, paths))}" for paths in twice)
-        if not missing and label:
-            cases.append(Case(name, tuple(paths[0] for _, paths in files), label[0]))
-    if faults and not cases:
-        # Nothing fits at all: more likely the recipe's names are wrong than every file
-        faults.insert(
-            0, f"no image has a label and all its channels: looked for {looked_for}; is that how the files are named?"
-        )
-    if faults:
-        raise DataError(faults)
-    return tuple(cases)
+        case = Case(name, tuple(paths[0] for _, paths in files if paths), label[0] if label else None)
+        (incomplete if faults else cases).append(case)
+        if faults:
+            faults_by_name[name] = tuple(faults)
+    if not cases:
+        every = [fault for faults in faults_by_name.values() for fault in faults]
+        if not any(case.label and len(case.images) == len(channels) for case in incomplete):
+            # Nothing fits at all: more likely the recipe's names are wrong than every file
+            looked = f"looked for {looked_for}; is that how the files are named?"
+            every.insert(0, f"no image has a label and all its channels: {looked}")
+        raise DataError(every)
+    return FoundCases(tuple(cases), (), tuple(incomplete), faults_by_name)
 
 
 def _ending(path: Path) -> str:

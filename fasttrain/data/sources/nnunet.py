@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ _NUMBERED = re.compile(r"_\d{4}$")
 def find_nnunet(spec: DataSpec, root: Path) -> FoundCases:
     """Cases by id. Where a `dataset.json` names all the recipe's channels they are taken by name, else by their order.
 
-    Raises one DataError with every case that lacks a channel file, an image or a label, or where nothing fits.
+    A case that lacks a channel file, an image or a label is incomplete. Raises DataError where nothing fits.
     """
     document_path = root / "dataset.json"
     document = read_dataset_json(document_path) if document_path.is_file() else {}
@@ -39,7 +40,7 @@ def find_nnunet(spec: DataSpec, root: Path) -> FoundCases:
             folders[name] = visible_files(root / name)
         except DataError as error:
             listing = f", and the list 'dataset' in {document_path.name} is not read" if "dataset" in document else ""
-            faults.extend(f"{fault}; in {root} lies {describe_files(root)}{listing}" for fault in error.faults)
+            faults.extend(f"{fault}; {root} holds {describe_files(root)}{listing}" for fault in error.faults)
     if faults:
         raise DataError(faults)
     numbers, warnings = _channel_numbers(spec, document_path, document)
@@ -48,7 +49,7 @@ def find_nnunet(spec: DataSpec, root: Path) -> FoundCases:
     suffixes = [f"_{number:04d}" for number in numbers]
     images = index_by_id(folders["imagesTr"], suffixes)
     labels = index_by_id(folders["labelsTr"], [""])[""]
-    cases = pair_by_id(
+    found = pair_by_id(
         images,
         labels,
         list(zip(suffixes, spec.channels, strict=True)),
@@ -58,9 +59,9 @@ def find_nnunet(spec: DataSpec, root: Path) -> FoundCases:
     warnings += _warn_of_others(root / "imagesTr", folders["imagesTr"], suffixes)
     if document:
         warnings += warn_of_labels(document_path, document, spec)
-        warnings += warn_of_count(document_path, document, len(cases))
+        warnings += warn_of_count(document_path, document, len(found.every))
     warnings += warn_of_left_behind(root, left_behind((root, root / "imagesTr", root / "labelsTr")))
-    return FoundCases(cases, tuple(warnings))
+    return replace(found, warnings=tuple(warnings))
 
 
 def _with_ending(

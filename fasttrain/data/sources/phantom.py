@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from multiprocessing.pool import ThreadPool
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from fasttrain.data.sources.found import FoundCases
 from fasttrain.errors import DataError, StorageError
 from fasttrain.recipe.data_spec import DataSpec, PhantomSource
 from fasttrain.run_folder import write_json, write_whole
-from fasttrain.samples import Case
 
 _VERSION = 1
 _FOLDERS = ("imagesTr", "labelsTr")
@@ -30,8 +29,12 @@ def find_phantoms(spec: DataSpec, root: Path) -> FoundCases:
     ensure_phantoms(source, root)
     found = read_decathlon(spec, root / "dataset.json")
     wanted = {_name(number) for number in range(source.cases)}
-    cases: tuple[Case, ...] = tuple(case for case in found.cases if case.name in wanted)
-    return FoundCases(cases, found.warnings)
+    return FoundCases(
+        tuple(case for case in found.cases if case.name in wanted),
+        found.warnings,
+        tuple(case for case in found.incomplete if case.name in wanted),
+        {name: faults for name, faults in found.faults.items() if name in wanted},
+    )
 
 
 def ensure_phantoms(spec: PhantomSource, root: Path) -> None:
@@ -52,8 +55,8 @@ def ensure_phantoms(spec: PhantomSource, root: Path) -> None:
         raise StorageError(
             f"{root} cannot be made: {error.strerror or error}; choose another folder with --data"
         ) from error
-    with ThreadPool(min(len(missing), os.cpu_count() or 1, 8)) as pool:
-        made = pool.imap(lambda number: (_name(number), _write_case(spec.seed, number, root)), missing)
+    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1, 8)) as pool:
+        made = pool.map(lambda number: (_name(number), _write_case(spec.seed, number, root)), missing)
         sizes = {**recorded, **dict(made)}
     write_json(root / "dataset.json", _document(spec, sizes))
 

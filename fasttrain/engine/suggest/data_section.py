@@ -19,6 +19,11 @@ def data_section(found: Fingerprint, plan: SuggestedPlan, window: Window | None)
     layout = found.layout
     lines = [f"  source: {_source(found)}", f"  channels: [{', '.join(quoted(one) for one in layout.channels)}]"]
     lines += _classes(found)
+    if layout.ignore_label is not None:
+        lines += [
+            comment("The data set calls this value 'ignore': its voxels are left out of losses and scores."),
+            f"  ignore_label: {layout.ignore_label}",
+        ]
     lines += _split(len(found.cases))
     if layout.dimensions == 3:
         lines.append("  orientation: RAS")

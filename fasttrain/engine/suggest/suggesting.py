@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttrain.data.checking.stray import stray_values
 from fasttrain.data.fingerprint import Fingerprint, read_fingerprint
 from fasttrain.engine.suggest.commented_yaml import size_text
 from fasttrain.engine.suggest.planner import SuggestedPlan, plan_for
@@ -37,6 +38,7 @@ class Suggestion:
             "cases": len(found.cases),
             "channels": list(found.layout.channels),
             "classes": {str(value): name for value, name in found.classes.items()},
+            "ignore_label": found.layout.ignore_label,
             "voxels_by_value": {str(value): count for value, count in found.voxels_by_value.items()},
             "foreground_share": found.foreground_share,
             "median_shape": np.median(found.shapes, axis=0).tolist(),
@@ -94,6 +96,7 @@ class Suggestion:
         missing = [name for value, name in found.classes.items() if value not in found.voxels_by_value]
         if missing:
             texts.append(f"no label holds the class {', '.join(missing)}, which the data set names")
+        texts += map(str, stray_values({case.name: case.counts for case in found.cases}, found.layout.names))
         return texts
 
 
