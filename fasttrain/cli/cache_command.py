@@ -81,8 +81,9 @@ def _chosen(folder: Path | None, recipe: str | None, older_than: float | None) -
             nothing = f"nothing is stored for the recipe {recipe} in {where}; {known}"
         sets = [one for one in sets if one.note is not None and recipe in one.note.recipes]
     if older_than is not None:
-        latest = time.time() - older_than * _DAY_SECONDS
-        older = [one for one in sets if one.last_used <= latest]
+        now = time.time()
+        # What a clock that went wrong dated in the future was used just now
+        older = [one for one in sets if max(now - one.last_used, 0.0) >= older_than * _DAY_SECONDS]
         if sets and not older:
             nothing = f"nothing in {where} was last used {older_than:g} days ago or earlier"
         sets = older
@@ -91,11 +92,11 @@ def _chosen(folder: Path | None, recipe: str | None, older_than: float | None) -
 
 def _show(where: Path, sets: list[StoredSet], nothing: str) -> None:
     if not sets:
-        print(nothing)
+        print(one_line(nothing))
         return
     head = ("kind", "name", "entries", "size", "last used", "type", "part", "recipes", "data")
-    print_table([head, *(_row(one) for one in sets)])
-    print(f"{_size_text(sum(one.bytes for one in sets))} in {where}")
+    print_table([head, *(tuple(map(one_line, _row(one))) for one in sets)])
+    print(one_line(f"{_size_text(sum(one.bytes for one in sets))} in {where}"))
 
 
 def _row(one: StoredSet) -> tuple[str, ...]:
@@ -121,7 +122,7 @@ def _clean(where: Path, sets: list[StoredSet], nothing: str, as_json: bool) -> i
         return EXIT_STORAGE if faults else EXIT_DONE
     for one in done:
         _tell_cleared(one)
-    print(f"freed {_size_text(freed)} in {where}" if done else nothing)
+    print(one_line(f"freed {_size_text(freed)} in {where}" if done else nothing))
     if faults:
         raise StorageError(faults)
     return EXIT_DONE
@@ -131,11 +132,11 @@ def _tell_cleared(one: Cleared) -> None:
     stored = one.stored
     for_whom = f" for {', '.join(stored.note.recipes)}" if stored.note is not None else ""
     if one.left is None:
-        print(f"removed {stored.kind} {stored.path}{for_whom}: {_size_text(one.freed_bytes)}")
+        print(one_line(f"removed {stored.kind} {stored.path}{for_whom}: {_size_text(one.freed_bytes)}"))
     elif not one.failed:
-        print(f"fasttrain: {stored.kind} {stored.path}{for_whom} is left: {one.left}", file=sys.stderr)
+        print(one_line(f"fasttrain: {stored.kind} {stored.path}{for_whom} is left: {one.left}"), file=sys.stderr)
     if one.others:
-        print(f"fasttrain: {stored.path} holds {one.others} more that fasttrain did not write", file=sys.stderr)
+        print(one_line(f"fasttrain: {stored.path} holds {one.others} more that fasttrain did not write"), file=sys.stderr)
 
 
 def _record(one: StoredSet) -> dict[str, Any]:

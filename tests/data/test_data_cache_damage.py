@@ -158,3 +158,49 @@ def test_a_damaged_lmdb_entry_is_built_anew_with_one_line(
     assert len(warnings) == 1
     assert cases[2].name in warnings[0]
     assert_true(source, cases, Preprocess(RECIPE))
+
+
+@pytest.mark.parametrize("pages", [range(2, 3), range(3, 4), range(2, 6)], ids=["page 2", "page 3", "pages 2 to 5"])
+def test_a_database_with_zeroed_pages_is_built_anew(cases: tuple[Case, ...], pages: range, tmp_path: Path) -> None:
+    open_case_source("lmdb", cases, Preprocess(RECIPE), 2, folder=tmp_path / "cache").close()
+    (database,) = tmp_path.rglob("data.mdb")
+    with open(database, "r+b") as stream:
+        stream.seek(4096 * pages.start)
+        stream.write(bytes(4096 * len(pages)))
+    # A case that is no longer the one that is stored has to be written into what is there
+    os.utime(cases[0].images[0], (1, 1))
+    source, _, _ = opened_with_lines("lmdb", cases, Preprocess(RECIPE), tmp_path / "cache")
+    assert_true(source, cases, Preprocess(RECIPE))
+    source.close()
+    again, lines, warnings = opened_with_lines("lmdb", cases, Preprocess(RECIPE), tmp_path / "cache")
+    assert ALL_THERE in lines[0]
+    assert warnings == []
+    assert_true(again, cases, Preprocess(RECIPE))
+
+
+@pytest.mark.parametrize("name", ["lock.mdb", "data.mdb"])
+def test_nothing_is_written_through_a_link(cases: tuple[Case, ...], name: str, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep me\n" * 2000)
+    open_case_source("lmdb", cases, Preprocess(RECIPE), 2, folder=tmp_path / "cache").close()
+    (place,) = (tmp_path / "cache").rglob(name)
+    place.unlink()
+    place.symlink_to(precious)
+    source, _, _ = opened_with_lines("lmdb", cases, Preprocess(RECIPE), tmp_path / "cache")
+    assert_true(source, cases, Preprocess(RECIPE))
+    assert precious.read_text() == "keep me\n" * 2000
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_other_content_of_the_same_size_and_time_is_not_taken_for_the_old(
+    kind: str, cases: tuple[Case, ...], tmp_path: Path
+) -> None:
+    open_case_source(kind, cases, Preprocess(RECIPE), 2, folder=tmp_path / "cache").close()
+    image = cases[0].images[0]
+    before, blob = os.stat(image), bytearray(image.read_bytes())
+    blob[-2] ^= 0x40
+    image.write_bytes(bytes(blob))
+    os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
+    source, lines, _ = opened_with_lines(kind, cases, Preprocess(RECIPE), tmp_path / "cache")
+    assert "3 of 4" in lines[0]
+    assert_true(source, cases, Preprocess(RECIPE))

@@ -212,3 +212,30 @@ def test_a_listed_file_that_does_not_exist_is_its_case_s_fault(tiny, phantoms: P
     prepared = prepare(tiny(data__bad_cases="skip", **decathlon).recipe, root, "cpu")
     assert list(prepared.skipped) == [name_of(gone), name_of(cut)]
     assert len(prepared.split.train) == 2
+
+
+def _far_from_zero(path: Path) -> None:
+    image = nib.load(path)
+    noise = np.random.default_rng(0).normal(size=image.shape)
+    nib.save(nib.Nifti1Image(noise + 1e9, image.affine, dtype=np.float64), path)
+
+
+def _coarse_spacing(path: Path) -> None:
+    image = nib.load(path)
+    affine = image.affine.copy()
+    affine[:3, :3] *= 1e5
+    nib.save(nib.Nifti1Image(np.asarray(image.dataobj), affine), path)
+
+
+@pytest.mark.parametrize("spoil", [_far_from_zero, _coarse_spacing])
+def test_what_training_would_refuse_the_check_refuses_or_leaves_out(
+    spoil: Callable[[Path], None], skipping, tiny, phantoms: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "spoilt"
+    shutil.copytree(phantoms, data)
+    spoil(images(data)[2])
+    with pytest.raises(DataError, match=images(data)[2].name):
+        train(tiny(data__source={"kind": "decathlon"}), data=data, run=tmp_path / "refused", device="cpu")
+    assert not (tmp_path / "refused").exists()
+    result = train(skipping(), data=data, run=tmp_path / "run", device="cpu")
+    assert name_of(images(data)[2]) in result.summary["skipped_cases"]
