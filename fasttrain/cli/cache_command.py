@@ -136,7 +136,9 @@ def _tell_cleared(one: Cleared) -> None:
     elif not one.failed:
         print(one_line(f"fasttrain: {stored.kind} {stored.path}{for_whom} is left: {one.left}"), file=sys.stderr)
     if one.others:
-        print(one_line(f"fasttrain: {stored.path} holds {one.others} more that fasttrain did not write"), file=sys.stderr)
+        print(
+            one_line(f"fasttrain: {stored.path} holds {one.others} more that fasttrain did not write"), file=sys.stderr
+        )
 
 
 def _record(one: StoredSet) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def ended(source: LoaderSource, stream, most_seconds: float, act=lambda: None) -
     return caught.value
 
 
+@pytest.mark.kills_workers
 def test_a_killed_worker_is_told_with_its_case_and_signal(tiny) -> None:
     source = loader(tiny, Made(seconds=0.2))
     stream = source.batches(0)
@@ -107,6 +108,7 @@ def test_a_killed_worker_is_told_with_its_case_and_signal(tiny) -> None:
     assert str(error).endswith("; if memory is short, lower data.workers (now 2) or data.prefetch_factor")
 
 
+@pytest.mark.kills_workers
 def test_a_killed_worker_and_a_risen_count_are_want_of_memory(tiny, tmp_path: Path) -> None:
     """The count is a cgroup's file, made here; the worker is real."""
     events, group = tmp_path / "cgroup/pod/memory.events", tmp_path / "self"
@@ -129,6 +131,7 @@ def test_a_killed_worker_and_a_risen_count_are_want_of_memory(tiny, tmp_path: Pa
     )
 
 
+@pytest.mark.kills_workers
 @pytest.mark.parametrize(
     ("number", "kind", "told"),
     [
@@ -147,6 +150,7 @@ def test_other_signals_have_other_causes(tiny, number: int, kind: type, told: st
     assert signal.Signals(number).name in str(error)
 
 
+@pytest.mark.kills_workers
 def test_a_death_while_the_trainer_is_elsewhere_is_the_same_sentence(tiny) -> None:
     """torch's handler raises in whatever is under way; the sentence is made from that error alone."""
     source = loader(tiny, Made(seconds=0.2))
@@ -168,6 +172,7 @@ def test_a_death_while_the_trainer_is_elsewhere_is_the_same_sentence(tiny) -> No
     assert not alive(workers)
 
 
+@pytest.mark.kills_workers
 def test_a_stopped_worker_ends_the_run_with_its_case(tiny) -> None:
     source = loader(tiny, Made(seconds=0.3), most_seconds=2.0)
     stream = source.batches(0)
@@ -181,6 +186,7 @@ def test_a_stopped_worker_ends_the_run_with_its_case(tiny) -> None:
     assert "(stopped) is at case liver_" in str(error)
 
 
+@pytest.mark.kills_workers
 def test_a_worker_that_stops_between_cases_ends_the_run_too(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batch is there, but to hand over the memory takes an answer of its: the trainer is in a read that has no end."""
     monkeypatch.setattr(worker_watch, "LOOK_SECONDS", 0.5)
@@ -195,19 +201,24 @@ def test_a_worker_that_stops_between_cases_ends_the_run_too(tiny, monkeypatch: p
     assert "(stopped) is between two cases" in str(error)
 
 
+@pytest.mark.kills_workers
 def test_a_stopped_worker_does_not_hold_up_a_stop(tiny) -> None:
     source = loader(tiny, Made(seconds=0.1))
     next(source.batches(0))
     workers = workers_of(source)
     workers[0].suspend()
+    deadline = time.monotonic() + 30
     while workers[0].status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     began = time.monotonic()
     source.close()
-    assert time.monotonic() - began < 8
+    # On a busy machine as well; without care for it the end would be waited for for ever
+    assert time.monotonic() - began < 60
     assert not alive(workers)
 
 
+@pytest.mark.kills_workers
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_a_read_that_never_ends_is_told_with_its_case(tiny, kind: str) -> None:
     cases = Made(stuck_at=2)
