@@ -244,6 +244,11 @@ def _parse_header(path: Path, blob: bytes) -> NiftiHeader:
         pair = blob[344:347] == b"ni1" or blob[4:7] == b"ni2"
         found = "is the header of a .hdr/.img pair" if pair else "is not a NIfTI file"
         raise DataError(f"{path} {found}; single-file NIfTI (.nii or .nii.gz) is expected")
+    if len(blob) < header_class.sizeof_hdr:
+        raise DataError(
+            f"{path} is cut short: {len(blob)} bytes are there and its header alone takes {header_class.sizeof_hdr}; "
+            "get the file anew"
+        )
     try:
         header = header_class(binaryblock=blob[: header_class.sizeof_hdr], check=False)
         header.check_fix(logger=_QUIET)

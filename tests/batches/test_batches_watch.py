@@ -138,6 +138,7 @@ def test_a_killed_worker_and_a_risen_count_are_want_of_memory(tiny, tmp_path: Pa
         (signal.SIGBUS, OutOfMemoryError, "/dev/shm or the disk of a mapped file is full"),
         (signal.SIGSEGV, MachineError, "native code failed; look at that case with `fasttrain check`"),
     ],
+    ids=["SIGBUS", "SIGSEGV"],
 )
 def test_other_signals_have_other_causes(tiny, number: int, kind: type, told: str) -> None:
     source = loader(tiny, Made(seconds=0.2))

@@ -438,3 +438,16 @@ def test_images_beyond_the_whole_numbers_of_float32(tmp_path: Path) -> None:
     assert image_of(save(tmp_path / "f.nii", (ramp + 10**9).astype(np.float32)))[0].size == 60
     assert coarse_fault(tmp_path, "CT", np.dtype(np.int32), -(2.0**31), 2.0**31) is None
     assert coarse_fault(tmp_path, "CT", np.dtype(np.int32), 0.0, 4095.0) is None
+
+
+@pytest.mark.parametrize("length", [346, 347, 348, 351])
+def test_a_header_that_is_cut_short_is_one_sentence(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "cut.nii"
+    nib.save(nib.Nifti1Image(np.ones((4, 5, 6), np.int16), np.eye(4)), path)
+    path.write_bytes(path.read_bytes()[:length])
+    for read in (read_header, read_file):
+        if read is read_header and length > 347:
+            continue
+        with pytest.raises(DataError, match=r"cut short|not a NIfTI") as caught:
+            read(path)
+        assert len(caught.value.faults) == 1

@@ -10,7 +10,7 @@ import torch
 from fasttrain import train
 from fasttrain.delivery import open_run
 from fasttrain.engine.run import RunResult, prepare, resume
-from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import DataError, MachineError, RecipeError, StorageError
 from fasttrain.telemetry.events import EpochEnded, Event, Progress, StepLogged
 from fasttrain.telemetry.metrics_csv import read_metrics
@@ -106,11 +106,19 @@ def test_a_stop_while_validating_closes_the_epoch_once(tiny, phantoms, whole_run
 
 
 def test_a_stop_while_reading_cases_begins_again_the_same(tiny, phantoms, whole_run: RunResult, tmp_path: Path) -> None:
-    first = stopped(tiny(), phantoms, tmp_path / "run", lambda event: isinstance(event, Progress))
+    reading = lambda event: isinstance(event, Progress) and event.what == "reading training cases"  # noqa: E731
+    first = stopped(tiny(), phantoms, tmp_path / "run", reading)
     assert first.exit_code == 143
     assert first.summary["steps"] == 0
     resume(tmp_path / "run")
     assert losses(tmp_path / "run") == losses(whole_run.run)
+
+
+def test_a_stop_while_files_are_checked_leaves_no_run(tiny, phantoms, tmp_path: Path) -> None:
+    checking = lambda event: isinstance(event, Progress) and event.what == "checking files"  # noqa: E731
+    with pytest.raises(Stopped):
+        stopped(tiny(), phantoms, tmp_path / "run", checking)
+    assert not (tmp_path / "run").exists()
 
 
 def test_workers_and_caches_change_nothing(tiny, phantoms: Path, whole_run: RunResult, tmp_path: Path) -> None:
