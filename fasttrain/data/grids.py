@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-import nibabel as nib
 import numpy as np
 
 from fasttrain.samples import Grid
@@ -88,15 +87,17 @@ def reoriented(values: np.ndarray, grid: Grid, reference: Grid) -> tuple[np.ndar
     dimensions = len(grid.shape)
     if np.array_equal(grid.affine[:3, :dimensions], reference.affine[:3, :dimensions]):
         return values, grid
+    from nibabel.orientations import apply_orientation, inv_ornt_aff, io_orientation
+
     matrix = np.eye(dimensions + 1)
     matrix[:dimensions, :dimensions] = index_map(grid, reference)[:dimensions, :dimensions]
-    orientation = nib.orientations.io_orientation(matrix)
+    orientation = io_orientation(matrix)
     if np.isnan(orientation).any():
         return values, grid
     if (orientation == np.stack([np.arange(dimensions), np.ones(dimensions)], axis=1)).all():
         return values, grid
-    moved = nib.orientations.apply_orientation(values, orientation)
-    step = nib.orientations.inv_ornt_aff(orientation, grid.shape)
+    moved = apply_orientation(values, orientation)
+    step = inv_ornt_aff(orientation, grid.shape)
     return moved, Grid(moved.shape, grid.affine @ in_four(step))
 
 

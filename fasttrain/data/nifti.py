@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
-from nibabel.spatialimages import HeaderDataError, HeaderTypeError
 
 from fasttrain.data.file_names import as_text
 from fasttrain.data.grids import with_third_axis
@@ -168,6 +166,8 @@ def _first_bytes(path: Path, blob: bytes) -> bytes:
 
 def _layout_of(path: Path, header: NiftiHeader) -> tuple[int, float, float]:
     """Where the voxels begin, the slope and the intercept; a slope that is 0, NaN or absent is none."""
+    from nibabel.spatialimages import HeaderDataError
+
     try:
         start = int(header.header.get_data_offset())
         slope, intercept = header.header.get_slope_inter()
@@ -230,6 +230,9 @@ def _gzip_fault(error: Exception) -> str:
 
 def _class_of(blob: bytes) -> Any:
     """nibabel's header class for single-file NIfTI-1 or -2, None for anything else."""
+    # Where a whole set is remembered no file is opened, and nibabel takes a tenth of a second to load
+    import nibabel as nib
+
     sizes = {int.from_bytes(blob[:4], order) for order in ("little", "big")}
     if 348 in sizes and blob[344:347] == b"n+1":
         return nib.Nifti1Header
@@ -239,6 +242,8 @@ def _class_of(blob: bytes) -> Any:
 
 
 def _parse_header(path: Path, blob: bytes) -> NiftiHeader:
+    from nibabel.spatialimages import HeaderDataError, HeaderTypeError
+
     header_class = _class_of(blob)
     if header_class is None:
         pair = blob[344:347] == b"ni1" or blob[4:7] == b"ni2"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import psutil
 import pytest
 
 from fasttrain.cli import main
@@ -312,6 +313,54 @@ def test_an_nnunet_folder_under_a_decathlon_recipe(call, tmp_path: Path) -> None
     assert code == 3
     assert "a Decathlon folder has it at its top" in err
     assert "--set data.source.kind=nnunet" in err
+
+
+def test_what_was_read_before_a_signal_is_remembered_by_train(mine: Path, tmp_path: Path) -> None:
+    # One name of a file with a hole in it a case: a minute of reading, no space
+    image = nib.Nifti1Image(np.zeros((2, 2, 2), np.float32), np.eye(4))
+    image.header.set_data_shape((300, 300, 300))
+    big = tmp_path / "big.nii"
+    big.write_bytes(image.header.binaryblock + bytes(4))
+    os.truncate(big, 352 + 4 * 300**3)
+    entries = []
+    for case in range(400):
+        (mine / f"imagesTr/b{case}.nii").symlink_to(big)
+        entries.append({"image": f"imagesTr/b{case}.nii", "label": "labelsTr/c0.nii.gz"})
+    (mine / "dataset.json").write_text(json.dumps({"training": entries}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fasttrain", "train", "--data", str(mine), "--recipe", "hippocampus", "--run", "run"],
+        cwd=tmp_path, env={**os.environ, "FASTTRAIN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    reading, until = psutil.Process(process.pid), time.monotonic() + 60
+    while str(big) not in (one.path for one in reading.open_files()) and time.monotonic() < until:
+        assert process.poll() is None
+        time.sleep(0.005)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=30)[1]
+    assert process.returncode == 130, told
+    assert told.endswith("fasttrain: stopped while the cases were checked; what was read until then is remembered\n")
+    assert "Traceback" not in told
+    assert not (tmp_path / "run").exists()
+    (facts,) = (tmp_path / "cache/checks").iterdir()
+    assert facts.read_text().count("imagesTr/b") >= 2
+
+
+def test_nothing_slow_is_loaded_where_all_is_remembered(mine: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, fasttrain.cli.main as m\ntry: m.run(sys.argv[1:])\nfinally: print(*sys.modules, file=sys.stderr)"
+    )
+    loaded = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "check", "--data", str(mine), "--recipe", "hippocampus"],
+            cwd=tmp_path, env={**os.environ, "FASTTRAIN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(CHECKOUT)},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        loaded.append(set(done.stderr.split()) & {"torch", "monai", "nibabel", "rich"})
+    assert loaded == [{"nibabel"}, set()]
 
 
 PROOF = (

@@ -125,6 +125,27 @@ def test_a_case_that_was_mended_meanwhile_is_not_slipped_in(
     assert result.summary["status"] == "done"
     assert list(result.summary["skipped_cases"]) == [name_of(images(data)[1])]
     assert json.loads((run / "plan.json").read_text())["cases"] == began_with
+    mended = name_of(images(data)[1])
+    assert f"left out when the run began and sound now: {mended}; only a new run takes them in" in heard.warnings
+    assert not [text for text in heard.warnings if text.startswith("left out:")]
+    assert "too early" in result.summary["skipped_cases"][mended][0]
+
+
+def test_a_case_that_is_faulty_since_the_run_began_is_refused_by_its_fault(
+    skipping, data: Path, tmp_path: Path
+) -> None:
+    run, stop = tmp_path / "run", StopRequest()
+    train(skipping(), data=data, run=run, device="cpu", observers=[Heard(stop, 7)], stop=stop)
+    since = images(data)[2]
+    whole = since.read_bytes()
+    since.write_bytes(b"")
+    with pytest.raises(DataError) as refused:
+        resume(run)
+    assert len(refused.value.faults) == 2
+    assert f"{since} is empty (0 bytes)" in refused.value.faults[0]
+    assert f"the run began with {name_of(since)} sound, and cannot go on without" in refused.value.faults[1]
+    since.write_bytes(whole)
+    assert resume(run).exit_code == 0
 
 
 def test_no_case_left_is_refused(skipping, data: Path, tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 
 from fasttrain.data.checking.counts import beside_classes, class_voxels
 from fasttrain.data.checking.facts import ChannelFacts, FileFacts, View
-from fasttrain.data.checking.volumes import directions
+from fasttrain.data.checking.volumes import directions, letters
 from fasttrain.data.checking.voxels import faults_of_voxels
 from fasttrain.data.grids import reoriented, spacing_of
 from fasttrain.data.labels import faults_of_values
@@ -106,7 +105,7 @@ class CaseFindings:
         if len(self.grid.shape) < 3:
             return "plane"
         ends = directions(self.grid.affine)
-        return "unclear" if ends is None else "".join(nib.orientations.ornt2axcodes(ends))
+        return "unclear" if ends is None else letters(ends)
 
 
 def judge(

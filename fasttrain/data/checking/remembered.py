@@ -7,10 +7,10 @@ import json
 import os
 import re
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 
 from fasttrain.data.checking.facts import FileFacts, View
@@ -121,4 +121,4 @@ def _code() -> str:
     """Of all that may decide what a file shows: the modules beside those that read it, and the libraries under them."""
     here = Path(__file__).parent
     sources = [_digest(path.read_bytes()) for path in sorted((*here.parent.glob("*.py"), *here.glob("*.py")))]
-    return _digest("\n".join([nib.__version__, np.__version__, *sources]).encode())
+    return _digest("\n".join([version("nibabel"), np.__version__, *sources]).encode())

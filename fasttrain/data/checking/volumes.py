@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-import nibabel as nib
 import numpy as np
 
 from fasttrain.data.grids import spacing_of
@@ -16,6 +15,8 @@ _SAME_SPACING_MM = 1e-3
 MOST_VOXELS = 2**36
 """Of one preprocessed volume; no memory holds more."""
 _MOST = 10**9
+_LETTERS = ("LR", "PA", "IS")
+"""Of each axis of RAS, the one against it first."""
 _CENTRES_PER_CLASS = 10_000
 _SMALL_VOXELS = 1 << 16
 """As in `fasttrain.data.centres`, which needs torch: at most so many indices a class, 16-bit ones up to so many voxels."""
@@ -83,10 +84,14 @@ def axes_along(affine: np.ndarray, dimensions: int, orientation: str | None) -> 
     own = directions(affine)
     if own is None:
         return list(range(dimensions)), [False] * dimensions
-    moves = nib.orientations.ornt_transform(own, nib.orientations.axcodes2ornt(orientation))
-    # moves[a] = (axis of the result along axis a of the file, −1 where it is turned round)
-    order = [int(axis) for axis in np.argsort(moves[:, 0])]
-    return order, [bool(turn < 0) for turn in moves[:, 1]]
+    ends = [int(end) for end in own[:, 0]]
+    order = [ends.index(next(axis for axis, pair in enumerate(_LETTERS) if letter in pair)) for letter in orientation]
+    return order, [letter not in orientation for letter in letters(own)]
+
+
+def letters(ends: np.ndarray) -> str:
+    """`LPS`: where the axes of a file lead whose `directions` are these."""
+    return "".join(_LETTERS[int(axis)][int(sign > 0)] for axis, sign in ends)
 
 
 def directions(affine: np.ndarray) -> np.ndarray | None:
@@ -97,7 +102,17 @@ def directions(affine: np.ndarray) -> np.ndarray | None:
 
 @lru_cache(maxsize=4096)
 def _ends(linear: bytes) -> np.ndarray:
-    """Remembered, since most cases of a set are alike and a singular value decomposition each adds up."""
+    """Remembered, since most cases of a set are alike and a singular value decomposition each adds up.
+
+    nibabel, which takes a tenth of a second to load, is asked of oblique axes alone.
+    """
+    matrix = np.frombuffer(linear, dtype=np.float64).reshape(3, 3)
+    along = matrix != 0
+    if (along.sum(axis=0) == 1).all() and (along.sum(axis=1) == 1).all():
+        axes = along.argmax(axis=0)
+        return np.stack([axes, np.sign(matrix[axes, np.arange(3)])], axis=1).astype(np.float64)
+    from nibabel.orientations import io_orientation
+
     affine = np.eye(4)
-    affine[:3, :3] = np.frombuffer(linear, dtype=np.float64).reshape(3, 3)
-    return np.asarray(nib.orientations.io_orientation(affine))
+    affine[:3, :3] = matrix
+    return np.asarray(io_orientation(affine))

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 
 from fasttrain.data.sources.dataset_json import read_dataset_json
@@ -111,6 +110,8 @@ def _write_case(seed: int, number: int, root: Path) -> list[int]:
 
 
 def _nifti_bytes(values: np.ndarray, affine: np.ndarray) -> bytes:
+    import nibabel as nib
+
     image = nib.Nifti1Image(values, affine, dtype=values.dtype)
     image.header.set_xyzt_units("mm")
     return bytes(image.to_bytes())
