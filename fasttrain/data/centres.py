@@ -12,16 +12,7 @@ import numpy as np
 import torch
 
 from fasttrain.data.grids import slabs
-
-CENTRES_PER_CLASS = 10_000
-"""More would not change the spread of crops, but would outweigh small volumes in memory."""
-
-_SMALL_VOXELS = 1 << 16
-
-
-def index_type(voxels: int) -> type[np.uint16] | type[np.int32]:
-    """The type of the indices into a volume of so many voxels."""
-    return np.uint16 if voxels <= _SMALL_VOXELS else np.int32
+from fasttrain.data.volumes import CENTRES_PER_CLASS, index_type
 
 
 def class_centres(label: np.ndarray, classes: int) -> list[torch.Tensor]:

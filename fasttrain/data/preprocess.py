@@ -12,15 +12,14 @@ from monai.transforms import Orientation, Spacing, SpatialCrop, SpatialPad, Tran
 from fasttrain.data.centres import background_centres, class_centres, shifted
 from fasttrain.data.grids import in_four, spacing_of
 from fasttrain.data.intensity import intensity_step
-from fasttrain.data.reading import read_image, read_label
+from fasttrain.data.reading import FLOAT16_LIMIT, read_image, read_label
+from fasttrain.data.volumes import SAME_SPACING_MM
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
 from fasttrain.recipe.recipe import Recipe
 from fasttrain.samples import Case, Grid, Sample
 
-_SAME_SPACING_MM = 1e-3
 _RAS_LABELS = (("L", "R"), ("P", "A"), ("I", "S"))
-_FLOAT16_LIMIT = 65504.0
 
 
 class Preprocess(Transform):
@@ -125,7 +124,7 @@ class Preprocess(Transform):
         if self._resample_image is None or self.data.spacing is None:
             return steps
         affine = np.asarray(steps[0].affine) if self.dimensions == 3 else source.affine
-        if np.abs(spacing_of(affine, self.dimensions) - self.data.spacing).max() < _SAME_SPACING_MM:
+        if np.abs(spacing_of(affine, self.dimensions) - self.data.spacing).max() < SAME_SPACING_MM:
             return steps
         return [
             resample(step) for resample, step in zip((self._resample_image, self._resample_label), steps, strict=False)
@@ -185,8 +184,8 @@ def _plain(values: MetaTensor) -> torch.Tensor:
 
 
 def _refuse_overflow(case: Case, largest: float) -> None:
-    if largest > _FLOAT16_LIMIT:
+    if largest > FLOAT16_LIMIT:
         raise DataError(
-            f"{case.images[0]} reaches {largest:.6g} after preprocessing, beyond float16's {_FLOAT16_LIMIT:.0f}; set "
+            f"{case.images[0]} reaches {largest:.6g} after preprocessing, beyond float16's {FLOAT16_LIMIT:.0f}; set "
             "data.storage_dtype: float32, or scale with data.intensity"
         )

@@ -126,7 +126,10 @@ def _other_shape(path: Path, shape: tuple[int, ...], reference_path: Path, refer
 
 
 _IN_CACHE = 1 << 19
-_WHOLE_IN_FLOAT32 = 2.0**24
+FLOAT16_LIMIT = 65504.0
+"""The largest value that float16 holds."""
+WHOLE_IN_FLOAT32 = 2.0**24
+"""Up to here float32 holds every whole number."""
 _FEWEST_STEPS = 256
 _REGRID = "resample one onto the other's grid"
 
@@ -231,7 +234,7 @@ def coarse_fault(path: Path, channel: str, dtype: np.dtype[Any], minimum: float,
     Integers beyond 2²⁴ are no fault by themselves: they are rounded by less than one part in ten million.
     """
     peak = max(abs(minimum), abs(maximum))
-    if dtype.newbyteorder("=") == np.float32 or dtype.itemsize <= 2 or peak < _WHOLE_IN_FLOAT32 or minimum == maximum:
+    if dtype.newbyteorder("=") == np.float32 or dtype.itemsize <= 2 or peak < WHOLE_IN_FLOAT32 or minimum == maximum:
         return None
     step = float(np.spacing(np.float32(peak)))
     if maximum - minimum >= _FEWEST_STEPS * step:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasttrain.data.checking.volumes import axes_along, directions, letters
+from fasttrain.data.volumes import axes_along, directions, letters
 
 PERMUTATIONS = st.permutations([0, 1, 2])
 SIGNS = st.tuples(*[st.sampled_from([-1.0, 1.0])] * 3)

@@ -6,20 +6,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 
-from fasttrain.data.centres import CENTRES_PER_CLASS, index_type
-from fasttrain.data.grids import spacing_of
 from fasttrain.data.nifti import read_header
 from fasttrain.data.reading import check_channels, check_same_grid, split_shape
+from fasttrain.data.volumes import ITEM_BYTES, preprocessed_shape, sample_bytes
 from fasttrain.recipe.recipe import Recipe
 from fasttrain.samples import Case, Grid
 
 _MARGIN = 1.2
 _SLABS_BYTES, _SLAB_VOXEL_BYTES = 64 << 20, 64
 """What steps that go slab by slab (`grids.slabs`) hold beside the volume, and of one smaller than a slab."""
-_ITEM_BYTES = {"float32": 4, "float16": 2}
 
 
 def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
@@ -31,7 +28,6 @@ def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
     """
     data = recipe.data
     lists = data.class_count - 1 + (recipe.patch.background_above is not None)
-    voxel_bytes = len(data.channels) * _ITEM_BYTES[data.storage_dtype] + 1
     total = 0
     for case in cases:
         header = read_header(case.images[0])
@@ -39,10 +35,8 @@ def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
         if len(case.images) == 1:
             check_channels(case.images[0], header.shape, found, data)
         _check_label(case, spatial, recipe.dimensions)
-        shape = _preprocessed_shape(recipe, spatial, header.affine)
-        voxels = math.prod(max(int(length), size) for length, size in zip(shape, recipe.patch.size, strict=True))
-        index_bytes = np.dtype(index_type(voxels)).itemsize
-        total += voxels * voxel_bytes + index_bytes * lists * min(CENTRES_PER_CLASS, voxels)
+        shape = _wanted(recipe, spatial, header.affine)
+        total += sample_bytes(shape, len(data.channels), lists, recipe.patch.size, ITEM_BYTES[data.storage_dtype])
     return total
 
 
@@ -59,12 +53,12 @@ def _build_bytes(case: Case, recipe: Recipe) -> int:
     channels = len(recipe.data.channels)
     header = read_header(case.images[0])
     spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)
-    read, wanted = math.prod(spatial), _preprocessed_shape(recipe, spatial, header.affine)
-    made = math.prod(int(length) for length in wanted)
-    padded = math.prod(max(int(length), size) for length, size in zip(wanted, recipe.patch.size, strict=True))
+    read, wanted = math.prod(spatial), _wanted(recipe, spatial, header.affine)
+    made = math.prod(wanted)
+    padded = math.prod(max(pair) for pair in zip(wanted, recipe.patch.size, strict=True))
     image, stored = 4 * channels * read, math.prod(header.shape) * header.dtype.itemsize
     label = 0 if case.label is None else read * (read_header(case.label).dtype.itemsize + 3) + _packed_bytes(case.label)
-    resampled = bool((np.array(wanted) != np.array(_oriented(recipe, spatial, header.affine))).any())
+    resampled = wanted != preprocessed_shape(spatial, header.affine, None, recipe.data.orientation)
     steps = (
         image + stored + _packed_bytes(case.images[0]),
         image + label,
@@ -91,23 +85,5 @@ def _check_label(case: Case, spatial: tuple[int, ...], dimensions: int) -> None:
         check_same_grid(case.label, Grid(shape, header.affine), case.images[0], Grid(spatial, header.affine))
 
 
-def _preprocessed_shape(recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray) -> np.ndarray:
-    shape, spacing = _oriented(recipe, spatial, affine), spacing_of(affine, recipe.dimensions)
-    if recipe.data.spacing is None:
-        return shape
-    if recipe.data.orientation and recipe.dimensions == 3:
-        spacing = spacing[_axis_order(affine, recipe.data.orientation)]
-    # In float64 throughout: a spacing of 1e-300 is refused by the number of voxels, not by a cast
-    return np.minimum(np.rint((shape - 1) * spacing / np.array(recipe.data.spacing)) + 1, 1e15)
-
-
-def _oriented(recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray) -> np.ndarray:
-    shape = np.array(spatial)
-    return shape[_axis_order(affine, recipe.data.orientation)] if recipe.data.orientation and shape.size == 3 else shape
-
-
-def _axis_order(affine: np.ndarray, axcodes: str) -> list[int]:
-    """For each axis of the wanted orientation, the axis of the file that runs along it."""
-    codes = nib.orientations.aff2axcodes(affine)
-    opposite = dict(zip("RLAPSI", "LRPAIS", strict=True))
-    return [next(axis for axis, code in enumerate(codes) if code in (one, opposite[one])) for one in axcodes]
+def _wanted(recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray) -> tuple[int, ...]:
+    return preprocessed_shape(spatial, affine, recipe.data.spacing, recipe.data.orientation)

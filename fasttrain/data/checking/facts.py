@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fasttrain.data.checking.volumes import picked_indices
 from fasttrain.data.labels import whole_values
 from fasttrain.data.nifti import NiftiFile, read_file
 from fasttrain.data.reading import split_shape
+from fasttrain.data.volumes import picked_indices
 from fasttrain.errors import DataError
 
 MOST_VALUES = 300

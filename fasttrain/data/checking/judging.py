@@ -10,7 +10,6 @@ import numpy as np
 
 from fasttrain.data.checking.counts import beside_classes, class_voxels
 from fasttrain.data.checking.facts import ChannelFacts, FileFacts, View
-from fasttrain.data.checking.volumes import directions, letters
 from fasttrain.data.checking.voxels import faults_of_voxels
 from fasttrain.data.grids import reoriented, spacing_of
 from fasttrain.data.labels import faults_of_values
@@ -22,6 +21,7 @@ from fasttrain.data.reading import (
     check_same_grid,
     split_shape,
 )
+from fasttrain.data.volumes import directions, letters
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
 from fasttrain.recipe.recipe import Recipe

@@ -11,11 +11,9 @@ import numpy as np
 from fasttrain.data.checking.alike import shared_faults
 from fasttrain.data.checking.checking import Checked
 from fasttrain.data.checking.judging import CaseFindings
-from fasttrain.data.checking.volumes import axes_along, preprocessed_shape, sample_bytes
 from fasttrain.data.splits import Split
+from fasttrain.data.volumes import ITEM_BYTES, axes_along, preprocessed_shape, sample_bytes
 from fasttrain.errors import EXIT_DATA, EXIT_DONE
-
-_ITEM_BYTES = {"float32": 4, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def figures_of(checked: Checked) -> Figures | None:
     data, recipe = terms.data, terms.recipe
     patch = recipe.patch.size if recipe is not None else None
     volumes = [_preprocessed(case, checked) for case in cases]
-    item_bytes = _ITEM_BYTES[data.storage_dtype]
+    item_bytes = ITEM_BYTES[data.storage_dtype]
     grids = [_along(case, data.orientation or "RAS") for case in cases]
     by_value: Counter[int] = Counter()
     in_cases: Counter[int] = Counter()

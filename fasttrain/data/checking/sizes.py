@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from fasttrain.data.checking.judging import CaseFindings, Terms
-from fasttrain.data.checking.volumes import MOST_VOXELS, preprocessed_shape
+from fasttrain.data.volumes import MOST_VOXELS, preprocessed_shape
 from fasttrain.errors import RecipeError
 
 _FAR_ABOVE_MEDIAN = 100

@@ -8,11 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain.data.checking.facts import ChannelFacts, FileFacts
-from fasttrain.data.reading import coarse_fault, non_finite_fault
+from fasttrain.data.reading import FLOAT16_LIMIT, WHOLE_IN_FLOAT32, coarse_fault, non_finite_fault
 from fasttrain.recipe.data_spec import DataSpec
-
-_FLOAT16_LIMIT = 65504.0
-_WHOLE_IN_FLOAT32 = 2.0**24
 
 
 def faults_of_voxels(path: Path, names: Sequence[str], facts: FileFacts, data: DataSpec) -> list[str]:
@@ -33,9 +30,9 @@ def _fault(path: Path, name: str, channel: ChannelFacts, facts: FileFacts, voxel
     if fault is not None:
         return fault
     largest = max(abs(low), abs(high))
-    if data.storage_dtype == "float16" and data.intensity.kind == "none" and largest > _FLOAT16_LIMIT:
+    if data.storage_dtype == "float16" and data.intensity.kind == "none" and largest > FLOAT16_LIMIT:
         return (
-            f"{path} reaches {largest:.6g} in channel {name}, beyond float16's {_FLOAT16_LIMIT:.0f}; set "
+            f"{path} reaches {largest:.6g} in channel {name}, beyond float16's {FLOAT16_LIMIT:.0f}; set "
             "data.storage_dtype: float32, or scale with data.intensity"
         )
     return None
@@ -44,7 +41,7 @@ def _fault(path: Path, name: str, channel: ChannelFacts, facts: FileFacts, voxel
 def _constant(path: Path, name: str, channel: ChannelFacts, value: float, dtype: str) -> str:
     filled = channel.nans + channel.infinite
     beside = f", but for {filled:,} NaN or infinite ones that would be filled with it" if filled else ""
-    wide = dtype != "float32" and np.dtype(dtype).itemsize > 2 and abs(value) >= _WHOLE_IN_FLOAT32
+    wide = dtype != "float32" and np.dtype(dtype).itemsize > 2 and abs(value) >= WHOLE_IN_FLOAT32
     rounded, remedy = (
         (" as float32", "subtract an offset and write the file anew") if wide else ("", "get the image anew")
     )

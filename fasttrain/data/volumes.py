@@ -1,4 +1,7 @@
-"""Owns the arithmetic of what preprocessing makes of a grid: its shape and bytes, and the voxels that resampling picks."""
+"""Owns the arithmetic of what preprocessing makes of a grid: its shape and bytes, and the voxels that resampling picks.
+
+Needs no torch: the check, which is to answer in a second, reckons with it as preprocessing does.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,23 @@ import numpy as np
 
 from fasttrain.data.grids import spacing_of
 
-_SAME_SPACING_MM = 1e-3
-"""As in preprocessing: nearer spacings are not resampled."""
+SAME_SPACING_MM = 1e-3
+"""Spacings nearer to what is wanted are not resampled."""
 MOST_VOXELS = 2**36
 """Of one preprocessed volume; no memory holds more."""
 _MOST = 10**9
 _LETTERS = ("LR", "PA", "IS")
 """Of each axis of RAS, the one against it first."""
-_CENTRES_PER_CLASS = 10_000
+CENTRES_PER_CLASS = 10_000
+"""More would not change the spread of crops, but would outweigh small volumes in memory."""
+ITEM_BYTES = {"float32": 4, "float16": 2}
+"""Of a voxel and channel, by `data.storage_dtype`."""
 _SMALL_VOXELS = 1 << 16
-"""As in `fasttrain.data.centres`, which needs torch: at most so many indices a class, 16-bit ones up to so many voxels."""
+
+
+def index_type(voxels: int) -> type[np.uint16] | type[np.int32]:
+    """The type of the indices into a volume of so many voxels."""
+    return np.uint16 if voxels <= _SMALL_VOXELS else np.int32
 
 
 def sample_bytes(shape: Sequence[int], channels: int, lists: int, patch: Sequence[int] | None, item_bytes: int) -> int:
@@ -27,8 +37,8 @@ def sample_bytes(shape: Sequence[int], channels: int, lists: int, patch: Sequenc
     padded to `patch`.
     """
     voxels = math.prod(max(pair) for pair in zip(shape, patch or shape, strict=True))
-    index_bytes = 2 if voxels <= _SMALL_VOXELS else 4
-    return voxels * (channels * item_bytes + 1) + index_bytes * lists * min(_CENTRES_PER_CLASS, voxels)
+    index_bytes = np.dtype(index_type(voxels)).itemsize
+    return voxels * (channels * item_bytes + 1) + index_bytes * lists * min(CENTRES_PER_CLASS, voxels)
 
 
 def preprocessed_shape(
@@ -70,7 +80,7 @@ def _picked(
     order, flips = axes_along(affine, len(shape), orientation)
     wanted = np.empty(len(shape))
     wanted[order] = spacing
-    if np.abs(own - wanted).max() < _SAME_SPACING_MM:
+    if np.abs(own - wanted).max() < SAME_SPACING_MM:
         return None
     steps = wanted / own
     counts = np.minimum(np.rint((np.array(shape) - 1) / steps) + 1, _MOST)
