@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from monai.transforms import Transform
-
 from fasttrain.errors import DataError
 from fasttrain.samples import Case
 
@@ -18,7 +16,7 @@ Progress = Callable[[int, int], None]
 _MOST_SECONDS_TO_END = 30.0
 
 
-class Gathering(Transform):
+class Gathering:
     """Runs `work` on a case and keeps what it raises, so that the pass goes on to the other cases."""
 
     def __init__(self, work: Callable[[Case], Any], total: int, progress: Progress | None) -> None:
@@ -97,7 +95,7 @@ class Gathering(Transform):
             if self._progress is not None and self._failure is None:
                 try:
                     self._progress(self._done, self.total)
-                except Exception as error:  # the listener asks for an end; MONAI would wrap it in an error of its own
+                except Exception as error:  # the listener asks for an end, which is raised where the pass was begun
                     self._failure = error
         return result
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fasttrain.data.caches.filling import Progress
-from fasttrain.data.caches.storing import Options, Sizes, gather, many_cases
+from fasttrain.data.caches.storing import Options, Sizes, gather
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, Sample
+from fasttrain.wording import counted
 
 
 class MemoryCache:
@@ -41,5 +42,5 @@ def open_memory(
         sizes = Sizes()
         for record in records:
             sizes.add(record)
-        options.told(f"memory cache: {many_cases(len(cases))}, {sizes}", "info")
+        options.told(f"memory cache: {counted(len(cases), 'case')}, {sizes}", "info")
     return MemoryCache(records, preprocess)

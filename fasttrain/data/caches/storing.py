@@ -56,11 +56,6 @@ class Sizes:
         return kept if self.kept_bytes == self.float32_bytes else f"{kept}; {mib_text(self.float32_bytes)} as float32"
 
 
-def many_cases(count: int) -> str:
-    """`1 case`, `260 cases`."""
-    return f"{count} case{'' if count == 1 else 's'}"
-
-
 def mib_text(count: int) -> str:
     """`31 MiB`, with a decimal below ten."""
     return f"{count / MIB:.1f} MiB" if count < 10 * MIB else f"{count / MIB:,.0f} MiB"
