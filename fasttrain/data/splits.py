@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,15 @@ class Split:
     train: tuple[Case, ...]
     validation: tuple[Case, ...]
     test: tuple[Case, ...] = ()
+
+    @property
+    def parts(self) -> dict[str, tuple[Case, ...]]:
+        """The parts by the names that sentences and records have for them."""
+        return {"training": self.train, "validation": self.validation, "test": self.test}
+
+    def without(self, names: Container[str]) -> Split:
+        """The same parts less the cases of these names."""
+        return Split(*(tuple(case for case in part if case.name not in names) for part in self.parts.values()))
 
 
 def split_cases(cases: Sequence[Case], spec: SplitSpec) -> Split:

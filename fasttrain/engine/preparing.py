@@ -72,9 +72,10 @@ def prepare(
         emit(Message(warning, "warning"))
     split, skipped = sound_cases(recipe, root, found, former, emit, stop or StopRequest())
     counts = (len(split.train), len(split.validation), len(split.test))
-    largest = max((estimate_bytes([case], recipe) for case in split.validation), default=0)
-    cases = [*split.train, *split.validation]
-    sizes = sizes_of(recipe, counts, estimate_bytes(cases, recipe), largest, build_bytes(cases, recipe))
+    validated = [estimate_bytes([case], recipe) for case in split.validation]
+    kept = estimate_bytes(split.train, recipe) + sum(validated)
+    built = build_bytes([*split.train, *split.validation], recipe)
+    sizes = sizes_of(recipe, counts, kept, max(validated, default=0), built)
     with explaining(recipe):
         plan = make_plan(recipe, hardware, sizes, former, former_device, emit)
     return Prepared(recipe, hardware, root, split, plan, outline, skipped)
@@ -86,10 +87,7 @@ def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text
     record["format"] = FORMAT_VERSION
     record["arguments"] = {"data": str(prepared.root.absolute()), "device": device}
     write_json(folder.environment, record)
-    names = {
-        part: [case.name for case in getattr(prepared.split, attribute)]
-        for part, attribute in (("training", "train"), ("validation", "validation"), ("test", "test"))
-    }
+    names = {part: [case.name for case in cases] for part, cases in prepared.split.parts.items()}
     suffixes = channel_suffixes(prepared.recipe.data, prepared.split.train[0])
     digest = hashlib.sha256(recipe_text.encode()).hexdigest()
     skipped = {name: list(faults) for name, faults in prepared.skipped.items()}

@@ -40,7 +40,7 @@ def sound_cases(
     check = _Check(recipe, root, found, emit, stop)
     split = split_cases(found.every, recipe.data.split)
     gone: Faults = {name: tuple(faults) for name, faults in (former or {}).get("skipped_cases", {}).items()}
-    kept = Split(*(tuple(case for case in part if case.name not in gone) for part in _parts(split)))
+    kept = split.without(gone)
     begun, mended = stop.begun, frozenset[str]()
     # From here on a signal asks: what was read until then is worth keeping
     stop.begun = True
@@ -61,8 +61,8 @@ def sound_cases(
 def check_same_cases(recorded: Mapping[str, list[str]], split: Split, root: Path) -> None:
     """Raises DataError where the parts of a split are not those of `plan.json`."""
     faults = []
-    for part, cases in (("training", split.train), ("validation", split.validation)):
-        then, now = set(recorded[part]), {case.name for case in cases}
+    for part in ("training", "validation"):
+        then, now = set(recorded[part]), {case.name for case in split.parts[part]}
         if then != now:
             differing = sorted(then ^ now)
             faults.append(
@@ -119,9 +119,5 @@ def _refuse_faulty_since(former: Mapping[str, Any], checked: Checked) -> None:
         )
 
 
-def _parts(split: Split) -> tuple[tuple[Case, ...], ...]:
-    return split.train, split.validation, split.test
-
-
 def _cases_of(split: Split) -> list[Case]:
-    return list(dict.fromkeys([*split.train, *split.validation, *split.test]))
+    return list(dict.fromkeys(case for part in split.parts.values() for case in part))

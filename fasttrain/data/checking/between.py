@@ -74,8 +74,7 @@ def _parts(split: Split | None) -> dict[str, str]:
     """A case that trains and validates alike (`kind: same`) belongs to no part that another could leak into."""
     if split is None or split.train == split.validation:
         return {}
-    named = (("training", split.train), ("validation", split.validation), ("test", split.test))
-    return {case.name: part for part, cases in named for case in cases}
+    return {case.name: part for part, cases in split.parts.items() for case in cases}
 
 
 def _fault(one: CaseFindings, earlier: CaseFindings, parts: dict[str, str]) -> str:

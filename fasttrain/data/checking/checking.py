@@ -17,6 +17,7 @@ from fasttrain.data.sources.found import listed
 from fasttrain.data.splits import Split
 from fasttrain.errors import DataError
 from fasttrain.samples import Case
+from fasttrain.wording import counted
 
 _MOST_WARNINGS = 20
 
@@ -135,8 +136,8 @@ def without_bad_cases(checked: Checked, split: Split) -> Split:
     bad = checked.bad
     if checked.terms.data.bad_cases == "refuse" or checked.set_faults:
         raise DataError(checked.faults)
-    left = Split(*(tuple(case for case in part if case.name not in bad) for part in _parts(split)))
-    gone = [name for name, part in (("training", left.train), ("validation", left.validation)) if not part]
+    left = split.without(bad)
+    gone = [name for name in ("training", "validation") if not left.parts[name]]
     if gone:
         raise DataError(
             [
@@ -155,9 +156,8 @@ def skipped_text(bad: dict[str, tuple[str, ...]]) -> list[str]:
     """One sentence for all cases that were left out and one a fault."""
     if not bad:
         return []
-    many = f"{len(bad)} faulty case{'s' * (len(bad) != 1)}"
     return [
-        f"left out {many} (data.bad_cases: skip): {listed(bad)}",
+        f"left out {counted(len(bad), 'faulty case')} (data.bad_cases: skip): {listed(bad)}",
         *(f"left out: {fault}" for faults in bad.values() for fault in faults),
     ]
 
@@ -165,16 +165,10 @@ def skipped_text(bad: dict[str, tuple[str, ...]]) -> list[str]:
 def remaining_text(checked: Checked, split: Split) -> str:
     """What `data.bad_cases: skip` leaves out of a faulty set, and what remains of each part."""
     bad = checked.bad
-    parts = [("training", split.train), ("validation", split.validation), ("test", split.test)]
-    left = ", ".join(
-        f"{sum(case.name not in bad for case in cases)} of {len(cases)} {name}" for name, cases in parts if cases
-    )
-    many = f"{len(bad)} faulty case{'s' * (len(bad) != 1)}"
+    remain = split.without(bad).parts
+    left = ", ".join(f"{len(remain[name])} of {len(cases)} {name}" for name, cases in split.parts.items() if cases)
+    many = counted(len(bad), "faulty case")
     return f"data.bad_cases: skip leaves out {many} ({listed(bad)}); there remain {left} cases"
-
-
-def _parts(split: Split) -> tuple[tuple[Case, ...], ...]:
-    return split.train, split.validation, split.test
 
 
 def _empty_text(names: list[str]) -> str:

@@ -110,8 +110,7 @@ def _skipping_record(checked: Checked, split: Split | None) -> dict[str, Any] | 
     bad = checked.bad
     if split is None or not bad or checked.terms.data.bad_cases != "skip":
         return None
-    parts = (("training", split.train), ("validation", split.validation), ("test", split.test))
-    remain = {part: sum(case.name not in bad for case in cases) for part, cases in parts}
+    remain = {part: len(cases) for part, cases in split.without(bad).parts.items()}
     return {"left_out": list(bad), "remain": remain}
 
 
@@ -173,8 +172,8 @@ def _by_text(voxels: dict[int, int] | None) -> dict[str, int] | None:
 def _part_by_case(split: Split | None) -> dict[str, str]:
     if split is None:
         return {}
-    parts = (("test", split.test), ("validation", split.validation), ("training", split.train))
-    return {case.name: part for part, cases in parts for case in cases}
+    # The last one counts: where the same cases train and validate they are told as training
+    return {case.name: part for part, cases in reversed(split.parts.items()) for case in cases}
 
 
 def _preprocessed(case: CaseFindings, checked: Checked) -> tuple[int, ...]:
