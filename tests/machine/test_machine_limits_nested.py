@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_cgroup import own, put
 
 from fasttrain.machine import limits
 from fasttrain.machine.limits import cpu_limit, memory_free_bytes, memory_limit_bytes
@@ -16,18 +17,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 900 * GIB})())
     return tmp_path / "cgroup"
-
-
-def put(folder: Path, **files: object) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(f"{text}\n")
-
-
-def own(root: Path, text: str) -> Path:
-    path = root.parent / "self"
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.parametrize("tight", ["pod", "pod/container", "pod/container/step"])

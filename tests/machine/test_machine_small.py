@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fake_cgroup import own, put
 
 from fasttrain.machine import limits
 from fasttrain.machine.limits import cpu_limit, memory_free, oom_kills, shared_memory_free_bytes
@@ -21,18 +22,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 100 * GIB})())
     return tmp_path / "cgroup"
-
-
-def put(folder: Path, **files: object) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(f"{text}\n")
-
-
-def own(root: Path, text: str) -> Path:
-    path = root.parent / "self"
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.parametrize(("quota", "cpus"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 64)])
