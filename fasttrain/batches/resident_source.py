@@ -1,5 +1,4 @@
-"""Owns batches whose volumes lie in GPU memory: patches are cut, moved and augmented there, and the host sends a few numbers
-a batch.
+"""Owns batches of volumes that lie in GPU memory: patches are cut, moved and augmented there.
 
 What is drawn is what `LoaderSource` draws at the same position, by the same code; one table of numbers a batch goes to the
 device, by way of pinned memory, and nothing comes back.
@@ -39,6 +38,7 @@ class ResidentSource:
     ) -> None:
         self.maker = PatchMaker(recipe, source, order)
         self.device = device
+        self.volumes: Volumes | None
         self.volumes, self.tables, self._names = _copied(source, device, progress)
         source.close()
 
@@ -79,36 +79,29 @@ class ResidentSource:
 
 def _copied(
     source: CaseSource, device: torch.device, progress: Callable[[int, int], None]
-) -> tuple[Volumes | None, CentreTables, list[str]]:
+) -> tuple[Volumes, CentreTables, list[str]]:
     """The volumes on the device, one after another, and what draws need of them on the host."""
-    count = len(source)
-    centres, names, lengths = [], [], []
-    images: torch.Tensor | None = None
-    for index in range(count):
-        sample = source[index]
-        centres.append(CaseCentres.of(sample))
-        names.append(sample.name)
-        lengths.append((1,) * (_AXES + 1 - sample.image.ndim) + tuple(sample.image.shape[1:]))
+    samples = [source[index] for index in range(len(source))]
+    lengths = [(1,) * (_AXES + 1 - sample.image.ndim) + tuple(sample.image.shape[1:]) for sample in samples]
     voxels = np.prod(np.array(lengths, dtype=np.int64), axis=1)
     places = np.cumsum(voxels) - voxels
-    channels = source[0].image.shape[0]
-    images = torch.empty(int(voxels.sum()) * channels, dtype=source[0].image.dtype, device=device)
-    labels = torch.empty(int(voxels.sum()), dtype=torch.uint8, device=device)
-    for index, (first, length) in enumerate(zip(places.tolist(), voxels.tolist(), strict=True)):
-        sample = source[index]
+    total, first_image = int(voxels.sum()), samples[0].image
+    channels = first_image.shape[0]
+    images = torch.empty(total * channels, dtype=first_image.dtype, device=device)
+    labels = torch.empty(total, dtype=torch.uint8, device=device)
+    for number, (sample, first, length) in enumerate(zip(samples, places.tolist(), voxels.tolist(), strict=True), 1):
         assert sample.label is not None
         images[first * channels : (first + length) * channels] = sample.image.movedim(0, -1).reshape(-1).to(device)
         labels[first : first + length] = sample.label.reshape(-1).to(device)
-        progress(index + 1, count)
+        progress(number, len(samples))
     volumes = Volumes(
         images,
         labels,
-        torch.from_numpy(places * channels).to(device),
         torch.from_numpy(places).to(device),
         torch.tensor(lengths, dtype=torch.int32, device=device),
         channels,
     )
-    return volumes, CentreTables(centres), names
+    return volumes, CentreTables(map(CaseCentres.of, samples)), [sample.name for sample in samples]
 
 
 def _numbers(drawn: Drawn, matrix: torch.Tensor) -> np.ndarray:

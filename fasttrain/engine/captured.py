@@ -1,10 +1,9 @@
 """Owns a training step as one CUDA graph: what the host would launch kernel by kernel is launched at once.
 
 The first steps run as they are, on a stream of their own, as torch asks for (they let cuDNN choose and Triton compile); then
-one is
-recorded, which computes nothing, and from there on replayed. So no step is taken that a run without a graph would not take,
-and no weight or generator needs putting back. What changes from step to step reaches the graph through memory: batches, the
-learning rate, the weight of the average.
+one is recorded, which computes nothing, and from there on replayed. So no step is taken that a run without a graph would not
+take, and no weight or generator needs putting back. What changes from step to step reaches the graph through memory: batches,
+the learning rate, the weight of the average.
 """
 
 from __future__ import annotations

@@ -81,8 +81,11 @@ def make_plan(
     decide("channels_last", step.candidate.channels_last, step.reasons["channels_last"])
     decide("activation_checkpointing", step.checkpointing, step.reasons["activation_checkpointing"])
     decide("fused_layers", step.candidate.fused, step.reasons["fused_layers"])
-    decide("cuda_graphs", step.candidate.captured, step.reasons["cuda_graphs"])
     compiled, why = choices.choose_compile(recipe, hardware, sizes, step.seconds, kept, step.candidate.fused)
+    captured = step.candidate.captured and not compiled
+    decide(
+        "cuda_graphs", captured, step.reasons["cuda_graphs"] if captured == step.candidate.captured else "compile is on"
+    )
     decide("compile", compiled, why)
     fused, why = choices.choose_fused(recipe, hardware)
     decide("fused_optimizer", fused, why)
@@ -108,7 +111,7 @@ def make_plan(
         tf32=tf32,
         threads=threads,
         fused_layers=step.candidate.fused,
-        cuda_graphs=step.candidate.captured and not compiled,
+        cuda_graphs=captured,
         compile=compiled,
         activation_checkpointing=step.checkpointing,
         fused_optimizer=fused,

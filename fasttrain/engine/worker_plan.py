@@ -73,17 +73,14 @@ def choose_workers(
         return _choice(0, ahead, kind, why, _AHEAD, _SET if setting != "auto" else "there are no workers")
     # Threads make volumes as well, and share nothing of them
     built = build_bytes if cache == "none" else 0
-    short = _shortage(recipe, hardware, spare_bytes, kind, workers, ahead, built)
+    shortage = lambda kind, w, a: _shortage(recipe, hardware, spare_bytes, kind, w, a, built)  # noqa: E731
+    short = shortage(kind, workers, ahead)
     if short is None:
         return _choice(workers, ahead, kind, why, _AHEAD, kind_why)
-    fitting = _most_that_fit(
-        lambda w, a: _shortage(recipe, hardware, spare_bytes, kind, w, a, built) is None, workers, ahead
-    )
+    fitting = _most_that_fit(lambda w, a: shortage(kind, w, a) is None, workers, ahead)
     if fitting is None and kind == "process":
         kind, kind_why = "thread", f"not even one worker process would do: {short}"
-        fitting = _most_that_fit(
-            lambda w, a: _shortage(recipe, hardware, spare_bytes, kind, w, a, built) is None, workers, ahead
-        )
+        fitting = _most_that_fit(lambda w, a: shortage(kind, w, a) is None, workers, ahead)
     if fitting is None:
         return _choice(0, ahead, "process", f"{why}; none, since {short}", _AHEAD, "there are no workers")
     fewer, nearer = fitting

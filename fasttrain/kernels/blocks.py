@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttrain.kernels.rows import as_rows, dot_precision, kernels_take, tile_length
+from fasttrain.kernels.rows import as_rows, bias_gradient, compute_dtype, dot_precision, kernels_take, tile_length
 
 _PROGRAMS = 264
 """Two for each multiprocessor of an H100."""
@@ -29,13 +29,18 @@ def upsample_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The same as one of torch's matrix products and a copy, for any device."""
-    kernel, axes = weight.shape[2:], x.ndim - 2
-    blocks = torch.matmul(x.movedim(1, -1), weight.movedim(1, -1).flatten(1)).unflatten(-1, (*kernel, weight.shape[1]))
+    blocks = torch.matmul(x.movedim(1, -1), weight.movedim(1, -1).flatten(1))
+    y = interleaved(blocks.unflatten(-1, (*weight.shape[2:], weight.shape[1])))
+    return y if bias is None else y + bias.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def interleaved(blocks: Tensor) -> Tensor:
+    """[batch, output, *spatial · kernel] of blocks [batch, *spatial, *kernel, output], channels-last."""
+    axes = blocks.ndim // 2 - 1
     # [batch, d, h, w, i, j, k, output] → [batch, d, i, h, j, w, k, output]
     order = [0, *(place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)), 1 + 2 * axes]
-    shape = [length * times for length, times in zip(x.shape[2:], kernel, strict=True)]
-    y = blocks.permute(order).reshape(x.shape[0], *shape, weight.shape[1]).movedim(-1, 1)
-    return y if bias is None else y + bias.view(1, -1, *(1,) * axes)
+    shape = [blocks.shape[1 + axis] * blocks.shape[1 + axes + axis] for axis in range(axes)]
+    return blocks.permute(order).reshape(blocks.shape[0], *shape, blocks.shape[-1]).movedim(-1, 1)
 
 
 class _Places:
@@ -64,7 +69,7 @@ class _Blocks(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         from fasttrain.kernels import blocks_triton as kernels
 
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        dtype = compute_dtype(x)
         seen = as_rows(x.to(dtype), images=False)
         packed = weight.to(dtype).movedim(1, -1).flatten(1).contiguous()
         shape = [length * times for length, times in zip(x.shape[2:], weight.shape[2:], strict=True)]
@@ -98,7 +103,7 @@ class _Blocks(torch.autograd.Function):
             dweight = _weight_gradient(kernels, seen.tensor, seen.row, given.tensor, places)
             dweight = dweight.unflatten(1, (*weight.shape[2:], weight.shape[1])).movedim(-1, 1).to(weight.dtype)
         if bias is not None and ctx.needs_input_grad[2]:
-            dbias = dy.sum(dim=[0, *range(2, dy.ndim)], dtype=torch.float32).to(bias.dtype)
+            dbias = bias_gradient(dy, bias)
         return dx, dweight, dbias
 
 

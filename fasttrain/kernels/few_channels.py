@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fasttrain.kernels.rows import as_rows, dot_precision, kernels_take, tile_length
+from fasttrain.kernels.rows import as_rows, bias_gradient, compute_dtype, dot_precision, kernels_take, tile_length
 
 _MOST_INPUTS = 4
 _MOST_COLUMNS = 128
@@ -54,7 +54,7 @@ class _FewChannels(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: tuple[int, ...]
     ) -> Tensor:
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        dtype = compute_dtype(x)
         x = as_rows(x.to(dtype)).tensor
         y = _forward(x, weight.to(dtype), bias, stride, padding)
         ctx.save_for_backward(x, weight, bias)
@@ -73,7 +73,7 @@ class _FewChannels(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dweight = _weight_gradient(x, weight, dy, stride, padding)
         if bias is not None and ctx.needs_input_grad[2]:
-            dbias = dy.sum(dim=[0, *range(2, dy.ndim)], dtype=torch.float32).to(bias.dtype)
+            dbias = bias_gradient(dy, bias)
         return dx, dweight, dbias, None, None
 
 

@@ -1,6 +1,4 @@
-"""Owns cutting the patches of a batch out of volumes that lie in GPU memory, with their rotation, scaling and
-mirroring, in one pass.
-"""
+"""Owns cutting a batch's patches out of volumes in GPU memory, with rotation, scaling and mirroring, in one pass."""
 
 from __future__ import annotations
 
@@ -20,24 +18,23 @@ _BLOCK = 512
 class Volumes:
     """Volumes of several sizes side by side in flat memory on one device.
 
-    images: [voxels · channels], channels last, float16 or float32; labels: [voxels] uint8. image_places, label_places: int64
-    [case], where each begins; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1).
+    images: [voxels · channels], channels last, float16 or float32; labels: [voxels] uint8. places: int64 [case], the voxel that
+    each begins with; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1).
     """
 
     images: Tensor
     labels: Tensor
-    image_places: Tensor
-    label_places: Tensor
+    places: Tensor
     lengths: Tensor
     channels: int
 
     def volume(self, case: int) -> tuple[Tensor, Tensor]:
         """image [channel, depth, height, width] and label [1, depth, height, width] of a case, as views; reads the device."""
         depth, height, width = self.lengths[case].tolist()
-        voxels = depth * height * width
-        first, label_first = int(self.image_places[case]), int(self.label_places[case])
-        image = self.images[first : first + voxels * self.channels].view(depth, height, width, self.channels)
-        return image.movedim(-1, 0), self.labels[label_first : label_first + voxels].view(1, depth, height, width)
+        first = int(self.places[case])
+        last = first + depth * height * width
+        image = self.images[first * self.channels : last * self.channels].view(depth, height, width, self.channels)
+        return image.movedim(-1, 0), self.labels[first:last].view(1, depth, height, width)
 
 
 def cut(
@@ -62,7 +59,7 @@ def cut(
     image = torch.empty((samples, *size, volumes.channels), device=cases.device)
     label = torch.empty((samples, 1, *size), device=cases.device, dtype=torch.uint8)
     cut_patches[math.ceil(voxels / _BLOCK), samples](
-        volumes.images, volumes.labels, volumes.image_places, volumes.label_places, volumes.lengths, cases, corners, matrices,
+        volumes.images, volumes.labels, volumes.places, volumes.lengths, cases, corners, matrices,
         displacement, image, label, cases.stride(0), corners.stride(0), matrices.stride(0), *size,
         CHANNELS=volumes.channels, BENT=displacement is not None, BLOCK=_BLOCK,
     )  # fmt: skip

@@ -53,6 +53,16 @@ def dot_precision() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type that torch's own convolutions would compute in: autocast's where it is on."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+
+
+def bias_gradient(dy: Tensor, bias: Tensor) -> Tensor:
+    """[channel] of dy [batch, channel, *spatial], summed in float32."""
+    return dy.sum(dim=[0, *range(2, dy.ndim)], dtype=torch.float32).to(bias.dtype)
+
+
 def kernels_take(x: Tensor) -> bool:
     """Whether Triton's kernels can run on this tensor: on a GPU, with Triton installed, in a type that they know."""
     return x.dtype in DTYPES and (INTERPRETED or (x.is_cuda and _triton_there()))

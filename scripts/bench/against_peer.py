@@ -2,14 +2,11 @@
 
     python scripts/bench/against_peer.py --data DIR --peer SCRIPT [--epochs 8] [--undetermined] [--set KEY=VALUE]…
 
-SCRIPT is called as `SCRIPT DIR fast EPOCHS`, prints a line that begins with `epoch 2` at the end of its third epoch, and
-last a line of
-JSON with `patches_per_s`, its steady rate. Two measures are printed for each, with the ratio: steady patches/s, and the
-seconds from
-the start of the process to the end of epoch 3. fasttrain trains with mirroring and four changes of intensity on top, which
-the peer
-has not. `--undetermined` runs the peer a second time without MONAI's `set_determinism`, which makes cuDNN choose repeatable
-algorithms.
+SCRIPT is called as `SCRIPT DIR fast EPOCHS`, prints a line that begins with `epoch 2` at the end of its third epoch, and last
+a line of JSON with `patches_per_s`, its steady rate. Two measures are printed for each, with the ratio: steady patches/s, and
+the seconds from the start of the process to the end of epoch 3. fasttrain trains with mirroring and four changes of intensity
+on top, which the peer has not. `--undetermined` runs the peer a second time without MONAI's `set_determinism`, which makes
+cuDNN choose repeatable algorithms.
 """
 
 from __future__ import annotations

@@ -126,7 +126,6 @@ def test_the_kernel_reads_what_slices_and_grid_sample_read(channels: int, dtype:
     volumes = Volumes(
         torch.randn(sum(voxels) * channels, device="cuda").to(dtype),
         torch.randint(0, 5, (sum(voxels),), device="cuda", dtype=torch.uint8),
-        torch.tensor([0, voxels[0] * channels], device="cuda"),
         torch.tensor([0, voxels[0]], device="cuda"),
         torch.tensor(lengths, device="cuda", dtype=torch.int32),
         channels,

@@ -9,7 +9,7 @@ from monai.networks.blocks import Convolution
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fasttrain.kernels.blocks import upsample_blocks
+from fasttrain.kernels.blocks import interleaved, upsample_blocks
 from fasttrain.kernels.few_channels import convolve, worth
 from fasttrain.networks.fused.norms import FusedAdn, fuse_adn
 
@@ -81,8 +81,7 @@ class DoublingWithFewOutputs(_SameParameters):
         # Output 0 is of x[−1] and x[0]: the convolution pads both ends alike, and only the far one is wanted
         inner = (slice(None), slice(None), *(slice(1, None),) * axes)
         y = y[inner].movedim(1, -1).unflatten(-1, (2,) * axes + (outputs,))
-        order = [0, *(place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)), 1 + 2 * axes]
-        y = y.permute(order).reshape(x.shape[0], *(2 * length for length in x.shape[2:]), outputs).movedim(-1, 1)
+        y = interleaved(y)
         return y if bias is None else y + bias.to(y.dtype).view(1, -1, *(1,) * axes)
 
 
