@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -13,8 +16,14 @@ from fasttrain.samples import Grid
 
 _SLAB_VOXELS = 2_000_000
 """Coordinates are made for this many source voxels at a time, which bounds the extra memory at about 40 MiB."""
+_SLAB_VALUES = 1 << 23
+"""Scores of all classes that are compared at a time on a CPU: 32 MiB."""
+_GPU_SLABS = 8
+"""On a GPU slabs are so many times larger, since each costs launches."""
 _EDGE_VOXELS = 0.5 + 1e-3
 """A voxel reaches half a voxel beyond its centre; the rest is rounding."""
+_STRAY_VOXELS = 1e-4
+"""So little an axis may lean on others and still count as linked to one alone."""
 
 
 def to_source_grid(
@@ -29,35 +38,94 @@ def to_source_grid(
     if moves is not None:
         return _move(values, moves, source_grid.shape, fill)
     out = values.new_full((values.shape[0], *source_grid.shape), fill, dtype=torch.float32)
-    for span, places, outside in _slabs(grid, source_grid, values.device):
+    for span, places, outside in _slabs(_Link.between(source_grid, grid), values.device, _SLAB_VOXELS):
         for channel in range(values.shape[0]):
-            slab = _sample(values[channel], places, mode)
-            slab[outside] = fill
-            out[channel, span] = slab
+            slab = _sample(values[channel, None], places, mode)[0]
+            out[channel, span] = slab.masked_fill_(outside, fill)
     return out
 
 
 def class_map_in_source_grid(probabilities: torch.Tensor, grid: Grid, source_grid: Grid) -> torch.Tensor:
     """The likeliest class of each source voxel, uint8 [*source_grid.shape], from [class, *grid.shape] scores.
 
-    Scores are interpolated and compared one class at a time on slabs, so that no float volume of the source's size is ever
-    held; ties go to the lower class. Voxels outside `grid` (cropped away) are background.
+    Scores are interpolated and compared on slabs, so that no float volume of the source's size is ever held; ties go to the
+    lower class. Voxels outside `grid` (cropped away) are background.
     """
-    moves = exact_moves(source_grid, grid)
-    if moves is not None:
-        labels = probabilities.argmax(dim=0, keepdim=True).to(torch.uint8)
-        return _move(labels, moves, source_grid.shape, 0)[0]
-    out = torch.zeros(source_grid.shape, dtype=torch.uint8, device=probabilities.device)
-    for span, places, outside in _slabs(grid, source_grid, probabilities.device):
-        best = _sample(probabilities[0], places, "linear")
-        winner = torch.zeros(best.shape, dtype=torch.uint8, device=best.device)
-        for index in range(1, probabilities.shape[0]):
-            score = _sample(probabilities[index], places, "linear")
-            better = score > best
-            winner.masked_fill_(better, index)
-            best = torch.maximum(best, score)
-        out[span] = winner.masked_fill_(outside, 0)
-    return out
+    growing = GrowingClassMap(grid.shape, probabilities.device, grid, source_grid)
+    growing.add(0, 0, probabilities)
+    return growing.finished()
+
+
+class GrowingClassMap:
+    """The likeliest class of each voxel, made of scores that come in order along one axis.
+
+    Without `source_grid` on the scores' own grid, of `shape`; else brought to that of the file, as by `class_map_in_source_grid`.
+    Where the two are linked axis by axis, as preprocessing leaves them, no more scores are held than resampling reads again;
+    else all of them, until they are there.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], device: torch.device, grid: Grid | None = None, source_grid: Grid | None = None
+    ) -> None:
+        self.shape = shape
+        self._source_grid = source_grid
+        self._moves: AxisMoves | None = None
+        self._link: _Link | None = None
+        if source_grid is not None:
+            assert grid is not None
+            self._moves = exact_moves(source_grid, grid)
+            self._link = None if self._moves is not None else _Link.between(source_grid, grid)
+        shown = self._link.source_shape if self._link is not None else shape
+        self._map = torch.zeros(shown, dtype=torch.uint8, device=device)
+        self._held: torch.Tensor | None = None
+        self._held_begin = 0
+        self._filled = 0
+        """Planes of the source that are done, in the order in which the scores' axis runs."""
+
+    def add(self, axis: int, begin: int, probabilities: torch.Tensor) -> None:
+        """Takes the scores [class, *spatial] of the planes from `begin` on along spatial `axis`; keeps no view of them."""
+        planes = probabilities.shape[axis + 1]
+        if self._link is None:
+            self._map.narrow(axis, begin, planes).copy_(probabilities.argmax(dim=0))
+        elif planes == self.shape[axis]:
+            self._link.classes(probabilities, self._map)
+        elif (along := self._link.source_axis(axis)) is None:
+            self._keep_all(axis, begin, probabilities, self._link)
+        else:
+            self._fill(axis, along, probabilities, self._link)
+
+    def finished(self) -> torch.Tensor:
+        """The map, uint8 [*spatial]."""
+        if self._moves is None or self._source_grid is None:
+            return self._map
+        return _move(self._map[None], self._moves, self._source_grid.shape, 0)[0]
+
+    def _keep_all(self, axis: int, begin: int, probabilities: torch.Tensor, link: _Link) -> None:
+        if self._held is None:
+            self._held = probabilities.new_empty((len(probabilities), *self.shape))
+        planes = probabilities.shape[axis + 1]
+        self._held.narrow(axis + 1, begin, planes).copy_(probabilities)
+        if begin + planes == self.shape[axis]:
+            link.classes(self._held, self._map)
+            self._held = None
+
+    def _fill(self, axis: int, along: int, probabilities: torch.Tensor, link: _Link) -> None:
+        """Source planes across `along` whose neighbours across `axis` are all there."""
+        held = probabilities if self._held is None else torch.cat([self._held, probabilities], dim=axis + 1)
+        end = self._held_begin + held.shape[axis + 1]
+        lowest, highest = link.neighbours(axis, along)
+        ready = int(np.searchsorted(highest, end))
+        if ready > self._filled:
+            first, last = self._filled, ready
+            if link.linear[axis, along] < 0:
+                first, last = len(highest) - ready, len(highest) - self._filled
+            part = link.part(axis, self._held_begin, held.shape[axis + 1], along, first, last)
+            part.classes(held, self._map.narrow(along, first, last - first))
+            self._filled = ready
+        wanted = int(lowest[ready]) if ready < len(lowest) else end
+        left = max(end - wanted, 0)
+        self._held = held.narrow(axis + 1, held.shape[axis + 1] - left, left).clone() if left else None
+        self._held_begin = end - left
 
 
 def _move(values: torch.Tensor, moves: AxisMoves, shape: tuple[int, ...], fill: float) -> torch.Tensor:
@@ -78,40 +146,89 @@ def _move(values: torch.Tensor, moves: AxisMoves, shape: tuple[int, ...], fill: 
     return out
 
 
-def _slabs(grid: Grid, source_grid: Grid, device: torch.device) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """For runs of the source's first axis: the slice, grid_sample's coordinates [*slab, axes], and what lies outside."""
-    dimensions = len(grid.shape)
-    matrix = torch.from_numpy(index_map(source_grid, grid))
-    linear, offset = matrix[:dimensions, :dimensions], matrix[:dimensions, 3]
-    area = 1
-    for length in source_grid.shape[1:]:
-        area *= length
-    step = max(1, _SLAB_VOXELS // area)
-    for first in range(0, source_grid.shape[0], step):
-        last = min(first + step, source_grid.shape[0])
-        ranges = [torch.arange(first, last, dtype=torch.float64)]
-        ranges += [torch.arange(length, dtype=torch.float64) for length in source_grid.shape[1:]]
+@dataclass(frozen=True, eq=False)
+class _Link:
+    """Where the voxels of a source lie among others: index = `linear` · source index + `offset`, float64."""
+
+    linear: np.ndarray
+    offset: np.ndarray
+    source_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def between(source_grid: Grid, grid: Grid) -> _Link:
+        matrix, dimensions = index_map(source_grid, grid), len(grid.shape)
+        return _Link(matrix[:dimensions, :dimensions], matrix[:dimensions, 3], source_grid.shape, grid.shape)
+
+    def source_axis(self, axis: int) -> int | None:
+        """The only source axis on which the index along `axis` hangs; None where it hangs on several."""
+        reach = np.abs(self.linear[axis]) * (np.array(self.source_shape) - 1)
+        along = int(np.abs(self.linear[axis]).argmax())
+        return along if np.delete(reach, along).sum() <= _STRAY_VOXELS else None
+
+    def neighbours(self, axis: int, along: int) -> tuple[np.ndarray, np.ndarray]:
+        """(lowest, highest) plane across `axis` that interpolation reads for the planes across source axis `along`, rising."""
+        places = self.linear[axis, along] * np.arange(self.source_shape[along]) + self.offset[axis]
+        places = np.sort(places)
+        last = self.shape[axis] - 1
+        lowest = np.floor(places - 2 * _STRAY_VOXELS).clip(0, last)
+        return lowest.astype(np.int64), np.ceil(places + 2 * _STRAY_VOXELS).clip(0, last).astype(np.int64)
+
+    def part(self, axis: int, begin: int, planes: int, along: int, first: int, last: int) -> _Link:
+        """The link of the source planes first … last − 1 across `along` with the planes from `begin` on across `axis`."""
+        offset = self.offset + self.linear[:, along] * first
+        offset[axis] -= begin
+        cut = lambda shape, place, length: (*shape[:place], length, *shape[place + 1 :])  # noqa: E731
+        return replace(
+            self,
+            offset=offset,
+            source_shape=cut(self.source_shape, along, last - first),
+            shape=cut(self.shape, axis, planes),
+        )
+
+    def classes(self, scores: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the likeliest class of each source voxel into `out`."""
+        scores = scores.to(torch.float32)
+        voxels = min(_SLAB_VOXELS, _SLAB_VALUES // len(scores))
+        if scores.device.type == "cuda":
+            voxels *= _GPU_SLABS
+        for span, places, outside in _slabs(self, scores.device, voxels):
+            likeliest = _sample(scores, places, "linear").argmax(dim=0)
+            out[span] = likeliest.masked_fill_(outside, 0)
+
+
+def _slabs(link: _Link, device: torch.device, voxels: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """For runs of the source's first axis: the slice, grid_sample's coordinates [*slab, axes], and what lies outside.
+
+    Nothing is copied from the host, so that a GPU is never waited for.
+    """
+    dimensions = len(link.shape)
+    step = max(1, voxels // max(math.prod(link.source_shape[1:]), 1))
+    for first in range(0, link.source_shape[0], step):
+        last = min(first + step, link.source_shape[0])
+        ranges = [torch.arange(first, last, dtype=torch.float64, device=device)]
+        ranges += [torch.arange(length, dtype=torch.float64, device=device) for length in link.source_shape[1:]]
         shape = tuple(len(one) for one in ranges)
         outside = torch.zeros(shape, dtype=torch.bool, device=device)
         places = torch.empty((*shape, dimensions), dtype=torch.float32, device=device)
-        for axis, length in enumerate(grid.shape):
-            index = offset[axis].to(torch.float32).to(device).expand(shape)
+        for axis, length in enumerate(link.shape):
+            index = torch.full(shape, float(link.offset[axis]), dtype=torch.float32, device=device)
             for along, steps in enumerate(ranges):
                 # One axis' products are formed in float64 and only their sum in float32: 1e-4 voxel at 1000 voxels.
-                term = (linear[axis, along] * steps).to(torch.float32).to(device)
-                index = index + term.view([-1 if other == along else 1 for other in range(dimensions)])
+                term = (steps * float(link.linear[axis, along])).to(torch.float32)
+                index += term.view([-1 if other == along else 1 for other in range(dimensions)])
             outside |= (index < -_EDGE_VOXELS) | (index > length - 1 + _EDGE_VOXELS)
             # grid_sample wants the last axis first; a single voxel has no extent to scale by.
             places[..., dimensions - 1 - axis] = index * (2.0 / (length - 1)) - 1.0 if length > 1 else 0.0
         yield slice(first, last), places, outside
 
 
-def _sample(channel: torch.Tensor, places: torch.Tensor, mode: str) -> torch.Tensor:
-    sampled = functional.grid_sample(
-        channel[None, None].to(torch.float32),
+def _sample(channels: torch.Tensor, places: torch.Tensor, mode: str) -> torch.Tensor:
+    """[channel, *slab] of [channel, *spatial], float32."""
+    return functional.grid_sample(
+        channels[None].to(torch.float32),
         places[None],
         mode="nearest" if mode == "nearest" else "bilinear",
         padding_mode="border",
         align_corners=True,
-    )
-    return sampled[0, 0]
+    )[0]

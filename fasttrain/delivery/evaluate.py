@@ -55,6 +55,7 @@ def evaluate(
     source = open_case_source(
         "none", cases, Preprocess(recipe, training=False), cpu_limit(), lambda done, total: stop.check()
     )
+    run.predictor.warn = warn
     validator = Validator(run.predictor, source, cases, recipe, keep_labels=False)
     try:
         with explaining(recipe):

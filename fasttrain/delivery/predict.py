@@ -81,6 +81,7 @@ def predict(
     over = passed_over(given, cases, labels)
     for sentence in _doubts(run, cases, labels, over):
         warn(sentence)
+    run.predictor.warn = warn
     preprocess = Preprocess(run.recipe, training=False)
     written: list[Path] = []
     faults: list[str] = []

@@ -1,24 +1,48 @@
-"""Owns the network's answer for one volume: a map of class indices on the grid of the file or on the preprocessed one."""
+"""Owns the network's answer for volumes: maps of class indices on the grid of the file or on the preprocessed one."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fasttrain.data.restore import class_map_in_source_grid
+from fasttrain.data.restore import GrowingClassMap
 from fasttrain.engine.step import Precision
 from fasttrain.recipe import Recipe
-from fasttrain.samples import Sample
-from fasttrain.windows import predict_volume
+from fasttrain.samples import Grid
+from fasttrain.windows import Answer, Forward, Told, Whole, WindowStream
 
 WindowsTold = Callable[[int, int], None]
 """Told how many windows of a volume are done, and of how many."""
 WithinTold = Callable[[int, int, str], None]
 """Told how many cases are done, of how many, and how far the one under way has come."""
 _SECONDS_BETWEEN = 1.0
+CPU = torch.device("cpu")
+
+
+class Volume(Protocol):
+    """What is predicted: a Sample, or what is kept of one. `image` [channel, *spatial] lies on the host or on the GPU."""
+
+    @property
+    def image(self) -> Tensor: ...
+
+    @property
+    def grid(self) -> Grid: ...
+
+    @property
+    def source_grid(self) -> Grid: ...
+
+
+class Volumes(Protocol):
+    """Volumes by index; one that is asked for again is the same one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Volume: ...
 
 
 def telling(within: WithinTold | None, done: int, total: int, name: str) -> WindowsTold | None:
@@ -40,70 +64,139 @@ def telling(within: WithinTold | None, done: int, total: int, name: str) -> Wind
     return told
 
 
-class Predictor:
-    """A network with the recipe's windows; used by validation, `evaluate` and `predict` alike, so that they agree."""
+class Inference(ABC):
+    """Networks with the recipe's windows; used by validation, `evaluate` and `predict` alike, so that they agree.
+
+    stitch_device: where windows are summed; a GPU that turns out too small for it hands that to the CPU, and `warn` hears of it.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.recipe = recipe
+        self.device = device
+        self.stitch_device = device
+        self.warn: Callable[[str], None] = lambda _: None
+        setting = recipe.acceleration.cuda_graphs
+        # A network by name may ask the host in its forward pass
+        self._recorded = setting == "on" or (setting == "auto" and recipe.network.kind != "monai")
+
+    @abstractmethod
+    def _forwards(self) -> tuple[Forward, ...]:
+        """The networks in eval mode."""
+
+    def probabilities(self, volume: Volume, told: WindowsTold | None = None) -> Tensor:
+        """Probabilities of the classes, [class, *spatial] float32 on `stitch_device`, on the preprocessed grid."""
+        whole = Whole(tuple(volume.image.shape[1:]))
+        stream = self._stream(None if told is None else lambda one: told(one.windows, one.total))
+        for _ in stream.predict([(volume.image, whole)]):
+            pass
+        assert whole.probabilities is not None
+        return whole.probabilities
+
+    def class_map(self, volume: Volume, in_source_grid: bool, told: WindowsTold | None = None) -> Tensor:
+        """uint8 class indices [*spatial] on `stitch_device`."""
+        hears = None if told is None else lambda one: told(one.windows, one.total)
+        ((_, classes),) = self.class_maps([volume], in_source_grid, hears)
+        return classes
+
+    def class_maps(
+        self,
+        volumes: Volumes,
+        in_source_grid: bool,
+        told: Callable[[Told], None] | None = None,
+        short_of_memory: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(index, uint8 class indices [*spatial] on `stitch_device`) of each volume in turn; the device is not waited for.
+
+        Windows of several volumes share batches. `told` hears of each batch, and may raise. Where the GPU's memory runs out,
+        `short_of_memory` is to give back what is kept there, and what is not done yet is summed on the CPU.
+        """
+        done = 0
+        while done < len(volumes):
+            ran_out = False
+            try:
+                for index, classes in self._class_maps_from(done, volumes, in_source_grid, told):
+                    done = index + 1
+                    yield index, classes
+            except torch.OutOfMemoryError:
+                if self.stitch_device == CPU:
+                    raise
+                ran_out = True
+            if ran_out:
+                # Here, since the error held on to all that was computed
+                self.stitch_device = CPU
+                short_of_memory()
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                self.warn(
+                    "the GPU ran out of memory in validation; windows are computed there and summed in the host's memory "
+                    "from here on"
+                )
+
+    def _class_maps_from(
+        self, first: int, volumes: Volumes, in_source_grid: bool, told: Callable[[Told], None] | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        maps: dict[int, GrowingClassMap] = {}
+
+        def given() -> Iterator[tuple[Tensor, GrowingClassMap]]:
+            for index in range(first, len(volumes)):
+                volume = volumes[index]
+                shape = tuple(volume.image.shape[1:])
+                grids = (volume.grid, volume.source_grid) if in_source_grid else ()
+                maps[index] = GrowingClassMap(shape, self.stitch_device, *grids)
+                yield sent(volume.image, self.stitch_device), maps[index]
+
+        hears = None if told is None else lambda one: told(Told(first + one.index, one.windows, one.total))
+        for index in self._stream(hears).predict(given()):
+            yield first + index, maps.pop(first + index).finished()
+
+    def _stream(self, told: Callable[[Told], None] | None) -> WindowStream:
+        validation = self.recipe.validation
+        answer = Answer(self._forwards(), validation.mirror, validation.window.batch_size)
+        size = self.recipe.patch.size
+        return WindowStream(
+            answer, size, validation.window, self.device, self.stitch_device, self._recorded, told, self._not_recorded
+        )
+
+    def _not_recorded(self, why: str) -> None:
+        self._recorded = False
+        self.warn(why)
+
+
+class Predictor(Inference):
+    """One network."""
 
     def __init__(self, network: nn.Module, recipe: Recipe, precision: Precision, device: torch.device) -> None:
+        super().__init__(recipe, device)
         self.network = network
-        self.recipe = recipe
         self.precision = precision
-        self.device = device
 
-    def probabilities(self, sample: Sample, told: WindowsTold | None = None) -> Tensor:
-        """Probabilities of the classes, [class, *spatial] float32 on the device, on the preprocessed grid."""
-        self.network.eval()
-        validation = self.recipe.validation
-        with torch.no_grad():
-            return predict_volume(
-                self._forward,
-                sample.image,
-                self.recipe.patch.size,
-                validation.window,
-                self.device,
-                validation.mirror,
-                told,
-            )
-
-    def class_map(self, sample: Sample, in_source_grid: bool, told: WindowsTold | None = None) -> Tensor:
-        """uint8 class indices [*spatial] on the device."""
-        return _class_map(self.probabilities(sample, told), sample, in_source_grid)
-
-    def _forward(self, windows: Tensor) -> Tensor:
+    def forward(self, windows: Tensor) -> Tensor:
+        """Logits [batch, class, *patch]; of one channel's sigmoid those of two classes."""
         with self.precision.autocast():
             logits: Tensor = self.network(self.precision.laid_out(windows))
         return two_class_logits(logits) if logits.shape[1] == 1 else logits
 
+    def _forwards(self) -> tuple[Forward, ...]:
+        self.network.eval()
+        return (self.forward,)
 
-class Ensemble:
-    """Several networks that answer as one: the mean of their probabilities."""
+
+class Ensemble(Inference):
+    """Several networks that answer as one: the mean of their probabilities, taken window by window."""
 
     def __init__(self, members: Sequence[Predictor]) -> None:
+        super().__init__(members[0].recipe, members[0].device)
         self.members = tuple(members)
 
-    def probabilities(self, sample: Sample, told: WindowsTold | None = None) -> Tensor:
-        """As a Predictor's; one network after another, so that no more than two answers are kept at a time.
-
-        The windows told are those of all networks.
-        """
-        total = self.members[0].probabilities(sample, self._part(0, told))
-        for number, member in enumerate(self.members[1:], start=1):
-            total += member.probabilities(sample, self._part(number, told))
-        return total.div_(len(self.members))
-
-    def class_map(self, sample: Sample, in_source_grid: bool, told: WindowsTold | None = None) -> Tensor:
-        """uint8 class indices [*spatial] on the device."""
-        return _class_map(self.probabilities(sample, told), sample, in_source_grid)
-
-    def _part(self, number: int, told: WindowsTold | None) -> WindowsTold | None:
-        if told is None:
-            return None
-        return lambda done, total: told(number * total + done, len(self.members) * total)
+    def _forwards(self) -> tuple[Forward, ...]:
+        return tuple(forward for member in self.members for forward in member._forwards())
 
 
-def _class_map(probabilities: Tensor, sample: Sample, in_source_grid: bool) -> Tensor:
-    if in_source_grid:
-        return class_map_in_source_grid(probabilities, sample.grid, sample.source_grid)
-    return probabilities.argmax(0).to(torch.uint8)
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device; a GPU takes it by way of pinned memory, so that it is not waited for."""
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def two_class_logits(logits: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttrain.data.reading import read_label
-from fasttrain.engine.inference import Ensemble, Predictor, WindowsTold, WithinTold, telling
+from fasttrain.engine.inference import Inference, WindowsTold, WithinTold, sent, telling
 from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.validation_cases import ValidationCases
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource, Grid, Sample
-from fasttrain.scoring import CaseScore, ScoreSummary, score_case, summarise
+from fasttrain.scoring import CaseScore, ScoreSummary, count_case, score_case, score_counts, summarise
+from fasttrain.windows import Told
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class Judged:
 class Validator:
     """Predicts and scores every validation case.
 
-    Against the grid of the file the label is the file's own, read once and kept as uint8 where `keep_labels` says that the
-    cases are kept in memory anyway. `keep_predictions`: cases are asked for by `judge` after they were scored.
+    Against the grid of the file the label is the file's own, kept as uint8 where `keep_labels` says that the cases are kept in
+    memory anyway. `keep_predictions`: cases are asked for by `judge` after they were scored.
     """
 
     def __init__(
         self,
-        predictor: Predictor | Ensemble,
+        predictor: Inference,
         source: CaseSource,
         cases: Sequence[Case],
         recipe: Recipe,
@@ -65,62 +66,92 @@ class Validator:
         self.source = source
         self.cases = cases
         self.recipe = recipe
-        self.keep_labels = keep_labels
+        self.kept = ValidationCases(source, cases, recipe, predictor.device, keep_labels)
         self.keep_predictions = keep_predictions and len(cases) <= MOST_PREDICTIONS_KEPT
-        self._labels: dict[int, Tensor] = {}
         self._predictions: dict[int, Tensor] = {}
 
     def run(self, stop: StopRequest, progress: Callable[[int, int], None], within: WithinTold | None = None) -> Scores:
-        """Scores all cases; raises Stopped between two cases where a stop was asked for. `within` hears of large cases."""
+        """Scores all cases; raises Stopped between two batches of windows where a stop was asked for. `within` hears of large
+        cases.
+
+        On a GPU cases are told when they were handed over: but for HD95 nothing is read back before the last one.
+        """
         began = time.perf_counter()
-        scores = []
         self._predictions.clear()
-        for index in range(len(self.cases)):
+        sheet = _ScoreSheet(self.recipe)
+        told = self._telling(stop, within)
+        maps = self.predictor.class_maps(self.kept, self._original, told, self.kept.let_go)
+        for index, prediction in maps:
             stop.check()
-            judged = self.judge(index, telling(within, index, len(self.cases), self.cases[index].name))
+            case = self.kept.finished(index)
             if self.keep_predictions:
-                self._predictions[index] = judged.prediction.cpu()
-            scores.append(
-                score_case(
-                    judged.sample.name,
-                    judged.prediction,
-                    judged.label,
-                    self.recipe.data.class_count,
-                    spacing_mm(judged.grid.affine, self.recipe.dimensions),
-                    self.recipe.validation.hd95,
-                    judged.ignores,
-                )
-            )
+                self._predictions[index] = prediction.cpu()
+            reference = sent(case.reference, prediction.device)
+            sheet.add(case.name, prediction, reference, self.kept.scored_grid(case))
             progress(index + 1, len(self.cases))
+        scores = sheet.scores()
         summary = summarise(scores, self.recipe.data.class_names)
-        return Scores(summary, tuple(scores), time.perf_counter() - began)
+        return Scores(summary, scores, time.perf_counter() - began)
 
     def judge(self, index: int, told: WindowsTold | None = None) -> Judged:
         """One case with its prediction: what the last `run` kept of it, else predicted by the network as it is."""
-        original = self.recipe.validation.grid == "original"
         sample = self.source[index]
         prediction = self._predictions.get(index)
         if prediction is None:
-            prediction = self.predictor.class_map(sample, original, told)
-        label = self._reference(index, sample, original).to(prediction.device)
-        grid = sample.source_grid if original else sample.grid
+            prediction = self.predictor.class_map(sample, self._original, told)
+        label = self.kept.reference(index, sample).to(prediction.device)
+        grid = self.kept.scored_grid(sample)
         return Judged(sample, prediction, label, grid, ignores=self.recipe.data.ignore_label is not None)
 
     def close(self) -> None:
         """Gives up the cases."""
-        self.source.close()
+        self.kept.close()
 
-    def _reference(self, index: int, sample: Sample, original: bool) -> Tensor:
-        if not original:
-            assert sample.label is not None
-            return sample.label[0]
-        label = self._labels.get(index)
-        if label is None:
-            array, _ = read_label(self.cases[index], self.recipe.data, self.recipe.dimensions, sample.source_grid)
-            label = torch.from_numpy(np.ascontiguousarray(array[0]))
-            if self.keep_labels:
-                self._labels[index] = label
-        return label
+    @property
+    def _original(self) -> bool:
+        return self.recipe.validation.grid == "original"
+
+    def _telling(self, stop: StopRequest, within: WithinTold | None) -> Callable[[Told], None]:
+        tellers: dict[int, WindowsTold | None] = {}
+
+        def told(batch: Told) -> None:
+            stop.check()
+            if batch.index not in tellers:
+                tellers[batch.index] = telling(within, batch.index, len(self.cases), self.cases[batch.index].name)
+            teller = tellers[batch.index]
+            if teller is not None:
+                teller(batch.windows, batch.total)
+
+        return told
+
+
+class _ScoreSheet:
+    """The scores of cases that come one after another; a GPU's counts are read together at the end, unless HD95 needs volumes."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._names: list[str] = []
+        self._counts: list[Tensor] = []
+        self._scores: list[CaseScore] = []
+
+    def add(self, name: str, prediction: Tensor, reference: Tensor, grid: Grid) -> None:
+        data = self.recipe.data
+        ignores = data.ignore_label is not None
+        if self.recipe.validation.hd95:
+            spacing = spacing_mm(grid.affine, self.recipe.dimensions)
+            self._scores.append(score_case(name, prediction, reference, data.class_count, spacing, True, ignores))
+            return
+        self._names.append(name)
+        self._counts.append(count_case(prediction, reference, data.class_count, ignores))
+
+    def scores(self) -> tuple[CaseScore, ...]:
+        """Waits for the device."""
+        if not self._counts:
+            return tuple(self._scores)
+        # The last ones lie on the CPU where a GPU's memory ran out on the way
+        device = self._counts[-1].device
+        counts = torch.stack([one.to(device) for one in self._counts]).tolist()
+        return tuple(score_counts(name, one) for name, one in zip(self._names, counts, strict=True))
 
 
 def spacing_mm(affine: np.ndarray, dimensions: int) -> tuple[float, ...]:

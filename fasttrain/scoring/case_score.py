@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fasttrain.samples import IGNORED
-from fasttrain.scoring.dice import dice_by_class
+from fasttrain.scoring.dice import dice_of_counts, overlap_counts
 from fasttrain.scoring.hd95 import hd95_mm
 
 
@@ -49,16 +50,37 @@ def score_case(
     both, and that border is a part of its surface. Raises ValueError where shapes differ or an index is not below
     `class_count`.
     """
-    ignored = 0
-    if ignores and prediction.shape == label.shape:
-        hidden = label == IGNORED
-        ignored = int(hidden.sum())
-        prediction, label = prediction.masked_fill(hidden, 0), label.masked_fill(hidden, 0)
-    background, *dices = dice_by_class(prediction, label, class_count, ignored)
-    scores = []
-    for index, dice in enumerate(dices, start=1):
+    prediction, label, hidden = _seen(prediction, label, ignores)
+    score = score_counts(name, overlap_counts(prediction, label, class_count, hidden).tolist())
+    if not hd95:
+        return score
+    classes = []
+    for index, one in enumerate(score.classes, start=1):
         distance, penalised = None, False
-        if hd95 and dice is not None:
+        if one.dice is not None:
             distance, penalised = hd95_mm(prediction == index, label == index, spacing_mm)
-        scores.append(ClassScore(dice=dice, hd95=distance, hd95_penalised=penalised))
-    return CaseScore(name=name, classes=tuple(scores), background_dice=background)
+        classes.append(ClassScore(dice=one.dice, hd95=distance, hd95_penalised=penalised))
+    return CaseScore(name=name, classes=tuple(classes), background_dice=score.background_dice)
+
+
+def count_case(prediction: Tensor, label: Tensor, class_count: int, ignores: bool = False) -> Tensor:
+    """What `score_counts` makes a case's Dice scores of, int64 [3, class_count + 1] on the device, which is not waited for.
+
+    For several cases, whose counts are read together. The arguments are those of `score_case`.
+    """
+    prediction, label, hidden = _seen(prediction, label, ignores)
+    return overlap_counts(prediction, label, class_count, hidden)
+
+
+def score_counts(name: str, counts: Sequence[Sequence[int]]) -> CaseScore:
+    """The score of a case, without HD95, from its counts. Raises ValueError where an index was not below the class count."""
+    background, *dices = dice_of_counts(counts)
+    return CaseScore(name=name, classes=tuple(ClassScore(dice) for dice in dices), background_dice=background)
+
+
+def _seen(prediction: Tensor, label: Tensor, ignores: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Both without what is ignored, which is background in both, and where that was."""
+    if not ignores or prediction.shape != label.shape:
+        return prediction, label, None
+    hidden = label == IGNORED
+    return prediction.masked_fill(hidden, 0), label.masked_fill(hidden, 0), hidden

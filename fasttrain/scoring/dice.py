@@ -1,40 +1,68 @@
-"""Owns the Dice score of two volumes of class indices."""
+"""Owns the Dice score of two volumes of class indices, and the counts that it is made of."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
-def dice_by_class(prediction: Tensor, label: Tensor, class_count: int, ignored: int = 0) -> tuple[float | None, ...]:
-    """Dice, 2·|A∩B| / (|A|+|B|), of every class index from 0 (the background) on.
+def overlap_counts(prediction: Tensor, label: Tensor, class_count: int, hidden: Tensor | None = None) -> Tensor:
+    """Voxels of each class index, int64 [3, class_count + 1]: in both, in the prediction, in the label; last: of all indices from
+    `class_count` on.
 
-    None for a class in neither volume (not counted); 0 for one that is in the prediction alone or in the label alone.
-    Both are uint8 [*spatial], on one device. The values are those of `monai.metrics.compute_dice`, from a joint
-    histogram in place of one-hot volumes: exact counts, one pass, one wait for the device. Raises ValueError where
-    the shapes differ or an index is not below `class_count`. `ignored` voxels are 0 in both and count nowhere.
+    Both are uint8 [*spatial], on one device, where the counts stay: a GPU is not waited for. Voxels that are True in `hidden`
+    are 0 in both and count nowhere. Raises ValueError where the shapes differ.
     """
     if prediction.shape != label.shape:
         raise ValueError(f"prediction {tuple(prediction.shape)} and label {tuple(label.shape)} differ in shape")
-    joint = _joint_histogram(prediction, label, class_count)
-    joint[0][0] -= ignored
-    predicted, expected = [sum(row) for row in joint], [sum(column) for column in zip(*joint, strict=True)]
-    if predicted[class_count] or expected[class_count]:
+    # torch's histogram asks a GPU how long it is to be
+    counted = _by_histogram if prediction.device.type == "cpu" else _by_class
+    counts = counted(prediction, label, class_count)
+    if hidden is not None:
+        counts[:, 0] -= hidden.sum()
+    return counts
+
+
+def dice_of_counts(counts: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
+    """Dice, 2·|A∩B| / (|A|+|B|), of every class index from 0 (the background) on, from `overlap_counts` as plain numbers.
+
+    None for a class in neither volume (not counted); 0 for one that is in the prediction alone or in the label alone. The
+    values are those of `monai.metrics.compute_dice`, from exact counts. Raises ValueError where an index was too large.
+    """
+    both, predicted, expected = counts
+    classes = len(both) - 1
+    if predicted[classes] or expected[classes]:
         raise ValueError(
-            f"{predicted[class_count]} voxels of the prediction and {expected[class_count]} of the label "
-            f"hold a class index of {class_count} or more"
+            f"{predicted[classes]} voxels of the prediction and {expected[classes]} of the label "
+            f"hold a class index of {classes} or more"
         )
     return tuple(
-        2.0 * joint[index][index] / (predicted[index] + expected[index]) if predicted[index] + expected[index] else None
-        for index in range(class_count)
+        2.0 * both[index] / (predicted[index] + expected[index]) if predicted[index] + expected[index] else None
+        for index in range(classes)
     )
 
 
-def _joint_histogram(prediction: Tensor, label: Tensor, class_count: int) -> list[list[int]]:
-    """Voxels by (predicted, expected) index; the last row and column hold all indices from `class_count` on."""
+def _by_histogram(prediction: Tensor, label: Tensor, class_count: int) -> Tensor:
+    """One pass over pairs of indices."""
     bins = class_count + 1
     # The pair fits a byte for up to 15 classes, an eighth of the memory of int64 on a large CT.
     kind = torch.uint8 if bins * bins <= 256 else torch.int32
     pairs = prediction.to(kind).clamp(max=class_count).mul_(bins).add_(label.to(kind).clamp(max=class_count))
-    counts: list[int] = torch.bincount(pairs.flatten(), minlength=bins * bins).tolist()
-    return [counts[start : start + bins] for start in range(0, bins * bins, bins)]
+    joint = torch.bincount(pairs.flatten(), minlength=bins * bins).view(bins, bins)
+    return torch.stack([joint.diagonal(), joint.sum(1), joint.sum(0)])
+
+
+def _by_class(prediction: Tensor, label: Tensor, class_count: int) -> Tensor:
+    """A few passes a class, of which none needs an answer."""
+    counts = []
+    for index in range(class_count):
+        predicted, expected = prediction == index, label == index
+        counts += [(predicted & expected).sum(), predicted.sum(), expected.sum()]
+    # No class has an index of 256, which a byte could not be compared with
+    rest = [prediction.new_zeros((), dtype=torch.int64)] * 3
+    if class_count <= 255:
+        above = prediction >= class_count, label >= class_count
+        rest = [(above[0] & above[1]).sum(), above[0].sum(), above[1].sum()]
+    return torch.stack([*counts, *rest]).view(-1, 3).T.contiguous()

@@ -1,5 +1,18 @@
 """Owns how a network that sees patches is applied to whole volumes."""
 
-from fasttrain.windows.sliding_window import count_windows, predict_volume
+from fasttrain.windows.answer import Answer, Forward
+from fasttrain.windows.layout import count_windows, lay_out
+from fasttrain.windows.sliding_window import Told, WindowStream, predict_volume
+from fasttrain.windows.stitching import Sink, Whole
 
-__all__ = ["count_windows", "predict_volume"]
+__all__ = [
+    "Answer",
+    "Forward",
+    "Sink",
+    "Told",
+    "Whole",
+    "WindowStream",
+    "count_windows",
+    "lay_out",
+    "predict_volume",
+]

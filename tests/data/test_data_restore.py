@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fasttrain.data.nifti import read_file
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.data.restore import class_map_in_source_grid, to_source_grid
+from fasttrain.data.restore import GrowingClassMap, class_map_in_source_grid, to_source_grid
 from fasttrain.data.writing import write_label
 from fasttrain.errors import DataError, StorageError
 from fasttrain.samples import Case, Grid
@@ -166,6 +166,55 @@ def test_slabs_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fasttrain.data.restore._SLAB_VOXELS", 250)
     assert torch.equal(class_map_in_source_grid(scores, grid, source), whole)
     assert torch.equal(to_source_grid(scores, grid, source, "linear", 0.0), linear)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    axes=st.permutations([0, 1, 2]),
+    signs=st.sampled_from(ALL_SIGNS),
+    zooms=st.tuples(*(st.sampled_from([0.3, 0.7, 1.0, 1.9]),) * 3),
+    shift=st.tuples(*(st.floats(-4, 4),) * 3),
+    angle=st.sampled_from([0.0, 0.0, 0.4]),
+    axis=st.integers(0, 2),
+    cuts=st.sets(st.integers(1, 12), max_size=5),
+)
+def test_a_class_map_made_slab_by_slab_is_that_of_the_whole(
+    axes: list[int],
+    signs: tuple[float, ...],
+    zooms: tuple[float, ...],
+    shift: tuple[float, ...],
+    angle: float,
+    axis: int,
+    cuts: set[int],
+) -> None:
+    """Along any axis, in any steps, under flips, permutations, resampling both ways and a turn that links several axes."""
+    turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+    grid = Grid((14, 13, 15), np.diag([1.3, 1.1, 0.9, 1.0]))
+    affine = np.eye(4)
+    affine[:3, :3] = turn @ np.diag(np.array(zooms) * signs)[:, axes]
+    affine[:3, 3] = np.array([8.0, 6.0, 5.0]) + shift
+    source = Grid((11, 10, 12), affine)
+    scores = torch.rand(3, *grid.shape, generator=torch.Generator().manual_seed(0))
+    growing = GrowingClassMap(grid.shape, scores.device, grid, source)
+    ends = [*sorted(cuts), grid.shape[axis]]
+    held = 0
+    for begin, end in itertools.pairwise([0, *ends]):
+        part = scores.narrow(axis + 1, begin, end - begin).clone()
+        growing.add(axis, begin, part)
+        part.fill_(float("nan"))  # it may be overwritten
+        held = max(held, 0 if growing._held is None else growing._held.shape[axis + 1])
+    # Places that are counted from another plane differ in the last digit, which may turn a tie
+    assert (growing.finished() != class_map_in_source_grid(scores, grid, source)).sum() <= 2
+    if angle == 0.0:
+        assert held <= max(np.diff([0, *ends])) + 2
+
+
+def test_a_class_map_on_the_grid_of_the_scores_is_their_likeliest_class() -> None:
+    scores = torch.rand(3, 9, 8, 7)
+    growing = GrowingClassMap((9, 8, 7), scores.device)
+    for begin in (0, 4):
+        growing.add(1, begin, scores[:, :, begin : begin + 4])
+    assert torch.equal(growing.finished(), scores.argmax(0).to(torch.uint8))
 
 
 def test_cropped_away_voxels_are_background() -> None:

@@ -169,7 +169,7 @@ def test_a_stop_is_heard_between_cases_and_progress_is_told(tiny, balls: Path) -
 def test_kept_labels_give_the_same_scores(tiny, balls: Path) -> None:
     _, _, fresh = parts(tiny, balls)
     _, _, keeping = parts(tiny, balls)
-    keeping.keep_labels = True
+    keeping.kept.keep_labels = True
     first, second = (keeping.run(StopRequest(), silent) for _ in range(2))
     assert first.cases == second.cases == fresh.run(StopRequest(), silent).cases
 

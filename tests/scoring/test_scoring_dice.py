@@ -10,8 +10,13 @@ from monai.metrics import compute_dice
 from monai.networks.utils import one_hot
 from torch import Tensor
 
-from fasttrain.scoring import CaseScore, score_case, summarise
-from fasttrain.scoring.dice import dice_by_class
+from fasttrain.scoring import CaseScore, count_case, score_case, score_counts, summarise
+from fasttrain.scoring import dice as dice_module
+from fasttrain.scoring.dice import dice_of_counts, overlap_counts
+
+
+def dice_by_class(prediction: Tensor, label: Tensor, class_count: int) -> tuple[float | None, ...]:
+    return dice_of_counts(overlap_counts(prediction, label, class_count).tolist())
 
 
 def dice_of_monai(prediction: Tensor, label: Tensor, class_count: int) -> list[float]:
@@ -38,6 +43,34 @@ def test_dice_is_monais(seed: int, class_count: int, shape: tuple[int, ...], pre
             assert not (label == index).any()
         else:
             assert mine == pytest.approx(other, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    class_count=st.sampled_from([2, 3, 15, 16, 255, 256]),
+    highest=st.sampled_from([2, 18, 256]),
+)
+def test_counts_without_a_wait_are_those_of_the_histogram(seed: int, class_count: int, highest: int) -> None:
+    """The way of a GPU, which runs on a CPU too; indices beyond the classes among them."""
+    generator = torch.Generator().manual_seed(seed)
+    pair = torch.randint(0, highest, (2, 9, 8), generator=generator, dtype=torch.uint8)
+    ways = [way(*pair, class_count) for way in (dice_module._by_histogram, dice_module._by_class)]
+    assert ways[0].shape == (3, class_count + 1)
+    assert torch.equal(*ways)
+    assert int(ways[0][1].sum()) == int(ways[0][2].sum()) == 72
+
+
+def test_counts_read_together_give_the_scores_of_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(3)
+    pairs = torch.randint(0, 3, (4, 2, 6, 5, 4), generator=generator, dtype=torch.uint8)
+    pairs[1, 1, :2] = 255
+    pairs[2] = 0
+    for ignores in (False, True):
+        chosen = [pair for number, pair in enumerate(pairs) if ignores or number != 1]
+        together = torch.stack([count_case(*pair, 3, ignores) for pair in chosen]).tolist()
+        for pair, counts in zip(chosen, together, strict=True):
+            assert score_counts("case", counts) == score_case("case", *pair, 3, (1.0,) * 3, hd95=False, ignores=ignores)
 
 
 def test_dice_by_hand() -> None:
