@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fasttrain.monai_import import spare_imports
+
+# Before anything can import MONAI, in worker processes too
+spare_imports()
+
 __version__ = "0.1.0"
 __all__ = ["load_recipe", "train", "train_folds"]
 

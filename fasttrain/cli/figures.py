@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 
-from fasttrain.telemetry.events import EpochEnded, RunEnded, RunStarted, StepLogged, ValidationFigures
+from fasttrain.telemetry.events import EpochEnded, FirstStep, RunEnded, RunStarted, StepLogged, ValidationFigures
 from fasttrain.wording import counted
 
 
@@ -86,6 +86,12 @@ def start_lines(event: RunStarted) -> list[str]:
         f"{name}: {value} ({reason})" if reason else f"{name}: {value}" for name, value, reason in event.decisions
     ]
     return [one_line(line) for line in lines]
+
+
+def first_step_line(event: FirstStep) -> str:
+    """`first step after 9.4 s: import 3.1, check 0.5, read 2.0, first step 0.4`; parts that round to nothing are left out."""
+    parts = [f"{name.replace('_', ' ')} {seconds:.1f}" for name, seconds in event.parts.items() if seconds >= 0.05]
+    return f"first step after {event.seconds:.1f} s: {', '.join(parts)}"
 
 
 def end_line(event: RunEnded) -> str:

@@ -15,6 +15,7 @@ from fasttrain.cli.figures import (
     device_text,
     duration_text,
     end_line,
+    first_step_line,
     loss_text,
     one_line,
     rate_text,
@@ -26,6 +27,7 @@ from fasttrain.cli.figures import (
 from fasttrain.telemetry.events import (
     EpochEnded,
     Event,
+    FirstStep,
     Message,
     Progress,
     RunEnded,
@@ -68,6 +70,8 @@ class LiveView:
                 self._say(line, "dim")
         elif isinstance(event, Progress):
             self._progress = event if event.done < event.total else None
+        elif isinstance(event, FirstStep):
+            self._say(first_step_line(event), "dim")
         elif isinstance(event, StepLogged):
             self._pace, self._progress = event, None
         elif isinstance(event, EpochEnded):

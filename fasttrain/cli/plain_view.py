@@ -12,6 +12,7 @@ from fasttrain.cli.figures import (
     device_text,
     duration_text,
     end_line,
+    first_step_line,
     loss_text,
     one_line,
     rate_text,
@@ -24,6 +25,7 @@ from fasttrain.telemetry.events import (
     CheckpointSaved,
     EpochEnded,
     Event,
+    FirstStep,
     Message,
     Progress,
     RunEnded,
@@ -79,6 +81,9 @@ class PlainView:
             return [one_line(f"warning: {event.text}" if event.level == "warning" else event.text)]
         if isinstance(event, RunEnded):
             return [end_line(event)]
+        if isinstance(event, FirstStep):
+            self._under_way = "first step taken"
+            return [first_step_line(event)]
         if isinstance(event, Progress):
             within = f", now {event.within}" if event.within else ""
             self._under_way = one_line(f"{event.what}: {event.done} of {event.total}{within}")

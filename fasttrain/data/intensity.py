@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
-from monai.data import MetaTensor
+import torch
 
 from fasttrain.data.grids import slabs
 from fasttrain.recipe.data_spec import IntensitySpec, PercentileIntensity, WindowIntensity, ZScoreIntensity
 
 
 class IntensityStep(Protocol):
-    """Maps [channel, *spatial] float32 to the same shape, in place."""
+    """Maps [channel, *spatial] float32 in place."""
 
-    def __call__(self, image: MetaTensor) -> MetaTensor: ...
+    def __call__(self, image: torch.Tensor) -> None: ...
 
 
 def intensity_step(spec: IntensitySpec) -> IntensityStep | None:
@@ -36,9 +36,8 @@ class _Window:
     def __init__(self, spec: WindowIntensity) -> None:
         self.spec = spec
 
-    def __call__(self, image: MetaTensor) -> MetaTensor:
-        image.as_tensor().sub_(self.spec.low).div_(self.spec.high - self.spec.low).clamp_(0.0, 1.0)
-        return image
+    def __call__(self, image: torch.Tensor) -> None:
+        image.sub_(self.spec.low).div_(self.spec.high - self.spec.low).clamp_(0.0, 1.0)
 
 
 class _ZScore:
@@ -51,10 +50,9 @@ class _ZScore:
     def __init__(self, spec: ZScoreIntensity) -> None:
         self.nonzero = spec.nonzero
 
-    def __call__(self, image: MetaTensor) -> MetaTensor:
-        for channel in image.as_tensor().numpy():
+    def __call__(self, image: torch.Tensor) -> None:
+        for channel in image.numpy():
             self._scale(channel)
-        return image
 
     def _scale(self, channel: np.ndarray) -> None:
         count = sum(values.size for values in self._counted(channel))
@@ -85,11 +83,10 @@ class _Percentiles:
     def __init__(self, spec: PercentileIntensity) -> None:
         self.spec = spec
 
-    def __call__(self, image: MetaTensor) -> MetaTensor:
-        for channel in image.as_tensor():
+    def __call__(self, image: torch.Tensor) -> None:
+        for channel in image:
             low, high = (float(one) for one in np.percentile(channel.numpy(), (self.spec.low, self.spec.high)))
             if low == high:
                 channel.copy_(channel > high)
             else:
                 channel.sub_(low).div_(high - low).clamp_(0.0, 1.0)
-        return image

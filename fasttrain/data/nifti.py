@@ -1,11 +1,10 @@
-"""Owns the bytes of NIfTI files: whole-file inflation with its checksum, the header, and one sentence for each fault."""
+"""Owns the bytes of NIfTI files: the header, the voxels as they are stored, and one sentence for each fault."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-import re
 import stat
 import zlib
 from dataclasses import dataclass
@@ -16,18 +15,15 @@ import numpy as np
 
 from fasttrain.data.file_names import as_text
 from fasttrain.data.grids import with_third_axis
+from fasttrain.data.inflate import GZIP, damaged, inflate
+from fasttrain.data.seen_files import SEEN, key_of
 from fasttrain.errors import DataError
 
 ENDINGS = (".nii.gz", ".nii")
-_GZIP = b"\x1f\x8b"
 _APPLE_DOUBLE = b"\x00\x05\x16\x07"
-_HIGHEST_RATIO = 1032
-"""Deflate cannot pack more bytes than this into one, so a length claimed beyond it is damage, not a size to allocate."""
 _HEADER_BYTES = 4096
-_SPARE_BYTES = 1 << 20
-"""Beyond its voxels a file holds hardly more than this; a length claimed above it is not taken at its word."""
-_PIECE_BYTES = 1 << 14
-_NO_ZERO = re.compile(rb"[^\0]")
+_WIDEST_KEPT = 4
+"""Bytes a voxel of files that are kept for a second reader: no more than preprocessing makes of them."""
 _QUIET = logging.getLogger("fasttrain.data.nifti.header")
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
@@ -96,17 +92,21 @@ def read_file(path: Path) -> NiftiFile:
 
     A length that the header or the gzip trailer claims is compared with what the file can hold before memory is taken for it.
     """
+    key = key_of(path)
+    kept: NiftiFile | None = SEEN.take(key)
+    if kept is not None:
+        return kept
     blob = _bytes_of(path)
-    packed = blob[:2] == _GZIP
+    packed = blob[:2] == GZIP
     try:
         header = _parse_header(path, _first_bytes(path, blob))
         start, slope, intercept = _layout_of(path, header)
     except DataError:
         if packed:
-            _inflate(path, blob, 0)  # a header that makes no sense is no wonder where the checksum is wrong
+            inflate(path, blob, 0)  # a header that makes no sense is no wonder where the checksum is wrong
         raise
     needed = math.prod(header.shape) * header.dtype.itemsize
-    plain, length = _inflate(path, blob, start + needed) if packed else (blob, len(blob))
+    plain, length = inflate(path, blob, start + needed) if packed else (blob, len(blob))
     if start + needed > length:
         raise DataError(
             f"{path} is cut short: its header announces {_shape(header.shape)} voxels of {header.dtype.name}, {needed:,} bytes, "
@@ -114,12 +114,21 @@ def read_file(path: Path) -> NiftiFile:
         )
     raw = np.frombuffer(plain, dtype=header.dtype, count=math.prod(header.shape), offset=start)
     raw.flags.writeable = False
-    return NiftiFile(header=header, raw=raw.reshape(header.shape, order="F"), slope=slope, intercept=intercept)
+    file = NiftiFile(header=header, raw=raw.reshape(header.shape, order="F"), slope=slope, intercept=intercept)
+    SEEN.note_header(key, header)
+    if header.dtype.itemsize <= _WIDEST_KEPT:
+        SEEN.note_file(key, file, length if plain is blob else len(plain))
+    return file
 
 
 def read_header(path: Path) -> NiftiHeader:
     """Reads the first bytes only; the voxels may still be damaged. Raises DataError with one sentence."""
-    return _parse_header(path, _first_bytes(path, _bytes_of(path, limit=_HEADER_BYTES)))
+    key = key_of(path)
+    known: NiftiHeader | None = SEEN.header(key)
+    if known is None:
+        known = _parse_header(path, _first_bytes(path, _bytes_of(path, limit=_HEADER_BYTES)))
+        SEEN.note_header(key, known)
+    return known
 
 
 def _bytes_of(path: Path, limit: int = -1) -> bytes:
@@ -144,7 +153,7 @@ def _bytes_of(path: Path, limit: int = -1) -> bytes:
 def _refuse_wrong_name(path: Path, blob: bytes) -> None:
     if blob[:4] == _APPLE_DOUBLE:
         raise DataError(f"{path} is what macOS left beside a file, not an image; remove it")
-    zipped, named = blob[:2] == _GZIP, path.name.lower().endswith(".gz")
+    zipped, named = blob[:2] == GZIP, path.name.lower().endswith(".gz")
     if zipped == named:
         return
     if named:
@@ -155,13 +164,13 @@ def _refuse_wrong_name(path: Path, blob: bytes) -> None:
 
 
 def _first_bytes(path: Path, blob: bytes) -> bytes:
-    if blob[:2] != _GZIP:
+    if blob[:2] != GZIP:
         return blob[:_HEADER_BYTES]
     try:
         # Twice as many, for the name of the file and the tables of the first block
         return zlib.decompressobj(31).decompress(blob[: 2 * _HEADER_BYTES], _HEADER_BYTES)
     except zlib.error as error:
-        raise DataError(_damaged(path, error)) from error
+        raise DataError(damaged(path, error)) from error
 
 
 def _layout_of(path: Path, header: NiftiHeader) -> tuple[int, float, float]:
@@ -176,56 +185,6 @@ def _layout_of(path: Path, header: NiftiHeader) -> tuple[int, float, float]:
     if start < 0:
         raise DataError(f"{path} has a damaged NIfTI header (voxels from byte {start}); get the file anew")
     return start, 1.0 if slope is None else float(slope), 0.0 if intercept is None else float(intercept)
-
-
-def _inflate(path: Path, blob: bytes, wanted: int) -> tuple[bytes | bytearray, int]:
-    """At least the first `wanted` bytes (fewer where there are no more), and the length of the whole, whose checksum holds."""
-    claimed = int.from_bytes(blob[-4:], "little")
-    try:
-        # One call for the usual single-member file, since growing a buffer piecemeal costs as much as inflating
-        if wanted <= claimed <= min(wanted + _SPARE_BYTES, _HIGHEST_RATIO * len(blob)) and wanted:
-            plain = zlib.decompress(blob, 31, claimed)
-            if len(plain) == claimed:
-                return plain, claimed
-        return _inflate_members(blob, wanted)
-    except (zlib.error, EOFError) as error:
-        raise DataError(_damaged(path, error)) from error
-    except MemoryError as error:
-        raise DataError(f"{path} unpacks to {wanted / 2**30:.3g} GiB, which is more memory than there is") from error
-
-
-def _inflate_members(blob: bytes, wanted: int) -> tuple[bytearray, int]:
-    """Files written in several gzip members (bgzip), with zeros after the end, or longer than their voxels need.
-
-    What lies beyond `wanted` bytes is checked and not kept.
-    """
-    kept = bytearray()
-    view, at, length = memoryview(blob), 0, 0
-    while blob[at : at + 2] == _GZIP:
-        member = zlib.decompressobj(31)
-        while not member.eof:
-            if at >= len(blob):
-                raise EOFError("the compressed data end too early")
-            piece = member.decompress(view[at : at + _PIECE_BYTES])
-            at = min(at + _PIECE_BYTES, len(blob))
-            if length < wanted:
-                kept += piece[: wanted - length]
-            length += len(piece)
-        at -= len(member.unused_data)
-        follows = _NO_ZERO.search(blob, at)
-        at = follows.start() if follows else len(blob)
-    if at < len(blob):
-        raise EOFError(f"{len(blob) - at:,} bytes follow the end of the compressed data")
-    return kept, length
-
-
-def _damaged(path: Path, error: Exception) -> str:
-    return f"{path} is damaged: gzip says {_gzip_fault(error)}; get the file anew"
-
-
-def _gzip_fault(error: Exception) -> str:
-    text = str(error)
-    return "the compressed data end too early" if "incomplete or truncated" in text else text.split(": ")[-1]
 
 
 def _class_of(blob: bytes) -> Any:

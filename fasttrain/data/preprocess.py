@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from monai.data import MetaTensor
-from monai.transforms import Orientation, Spacing, SpatialCrop, SpatialPad, Transform
 
 from fasttrain.data.centres import background_centres, class_centres, shifted
 from fasttrain.data.grids import in_four, spacing_of
 from fasttrain.data.intensity import intensity_step
 from fasttrain.data.reading import FLOAT16_LIMIT, read_image, read_label
-from fasttrain.data.volumes import SAME_SPACING_MM
+from fasttrain.data.volumes import SAME_SPACING_MM, axes_along
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
 from fasttrain.recipe.recipe import Recipe
 from fasttrain.samples import Case, Grid, Sample
 
-_RAS_LABELS = (("L", "R"), ("P", "A"), ("I", "S"))
+_Moved = tuple[list[torch.Tensor], np.ndarray]
+"""Image and label [channel, *spatial] and their common affine."""
 
 
-class Preprocess(Transform):
+class Preprocess:
     """Case → record: read, orient, resample, scale intensities, crop to the foreground, pad, find centres, cast.
 
     With `training=False` volumes are not padded to the patch and no centres are sought: sliding windows pad by themselves.
-    Holds no state that a call changes, so threads and worker processes may share it.
+    Holds no state that a call changes, so threads and worker processes may share it. Moving voxels is done here, since MONAI's
+    transforms take several times as long to keep their records; resampling is MONAI's.
     """
 
     def __init__(self, recipe: Recipe, training: bool = True) -> None:
@@ -36,13 +37,6 @@ class Preprocess(Transform):
         self.patch = recipe.patch
         self.dimensions = recipe.dimensions
         self.training = training
-        self._orient = (
-            Orientation(axcodes=data.orientation, labels=_RAS_LABELS)
-            if data.orientation and self.dimensions == 3
-            else None
-        )
-        self._resample_image = _spacing(data.spacing, "bilinear")
-        self._resample_label = _spacing(data.spacing, "nearest")
         self._scale = intensity_step(data.intensity)
 
     def __call__(self, case: Case) -> dict[str, Any]:
@@ -51,22 +45,22 @@ class Preprocess(Transform):
         Raises DataError with every fault of the case.
         """
         image, label, source_grid = self._read(case)
-        start = self._local_affine(source_grid)
-        steps = [MetaTensor(torch.from_numpy(image), affine=start)]
-        if label is not None:
-            steps.append(MetaTensor(torch.from_numpy(label), affine=start))
-        steps = self._orient_and_resample(steps, source_grid)
-        steps[0] = self._scale(steps[0]) if self._scale else steps[0]
-        steps = self._crop(steps)
+        start = affine = self._local_affine(source_grid)
+        steps = [torch.from_numpy(values) for values in (image, label) if values is not None]
+        steps, affine = self._oriented(steps, affine)
+        steps, affine = self._resampled(steps, affine, source_grid)
+        if self._scale is not None:
+            self._scale(steps[0])
+        steps, affine = self._cropped(steps, affine)
         record: dict[str, Any] = {"name": case.name, "centres": [], "background_centres": None}
         if self.training:
             seen = tuple(steps[0].shape[1:])
             centres, background = self._centres(steps)
-            steps, before = self._pad(steps)
+            steps, affine, before = self._padded(steps, affine)
             padded = tuple(steps[0].shape[1:])
             record["centres"] = [shifted(found, seen, padded, before) for found in centres]
             record["background_centres"] = None if background is None else shifted(background, seen, padded, before)
-        grid = self._grid_after(steps[0], source_grid, start)
+        grid = self._grid_after(steps[0], affine, source_grid, start)
         record |= {
             "image": self._stored(case, _plain(steps[0])),
             "label": _plain(steps[1]).to(torch.uint8) if label is not None else None,
@@ -112,57 +106,86 @@ class Preprocess(Transform):
             return grid.affine
         return np.diag([*spacing_of(grid.affine, 2), 1.0])
 
-    def _grid_after(self, image: MetaTensor, source: Grid, start: np.ndarray) -> Grid:
-        local = np.asarray(image.affine, dtype=np.float64)
+    def _grid_after(self, image: torch.Tensor, affine: np.ndarray, source: Grid, start: np.ndarray) -> Grid:
+        local = np.asarray(affine, dtype=np.float64)
         if self.dimensions == 2:
             local = source.affine @ in_four(np.linalg.solve(start, local))
         return Grid(tuple(image.shape[1:]), np.array(local))
 
-    def _orient_and_resample(self, steps: list[MetaTensor], source: Grid) -> list[MetaTensor]:
-        if self._orient is not None:
-            steps = [self._orient(step) for step in steps]
-        if self._resample_image is None or self.data.spacing is None:
-            return steps
-        affine = np.asarray(steps[0].affine) if self.dimensions == 3 else source.affine
-        if np.abs(spacing_of(affine, self.dimensions) - self.data.spacing).max() < SAME_SPACING_MM:
-            return steps
-        return [
-            resample(step) for resample, step in zip((self._resample_image, self._resample_label), steps, strict=False)
-        ]
+    def _oriented(self, steps: list[torch.Tensor], affine: np.ndarray) -> _Moved:
+        """With the axes in the order and direction of `data.orientation`."""
+        order, against = axes_along(affine, self.dimensions, self.data.orientation)
+        if not any(against) and order == sorted(order):
+            return steps, affine
+        flipped = [axis for axis, flip in enumerate(against) if flip]
+        lengths = steps[0].shape[1:]
+        moves = np.zeros((self.dimensions + 1, self.dimensions + 1))
+        moves[-1, -1] = 1.0
+        for axis, own in enumerate(order):
+            moves[own, axis] = -1.0 if against[own] else 1.0
+            moves[own, -1] = lengths[own] - 1 if against[own] else 0.0
+        return [_turned(step, order, flipped) for step in steps], affine @ moves
 
-    def _crop(self, steps: list[MetaTensor]) -> list[MetaTensor]:
+    def _resampled(self, steps: list[torch.Tensor], affine: np.ndarray, source: Grid) -> _Moved:
+        spacing = self.data.spacing
+        if spacing is None:
+            return steps, affine
+        own = spacing_of(affine if self.dimensions == 3 else source.affine, self.dimensions)
+        if np.abs(own - spacing).max() < SAME_SPACING_MM:
+            return steps, affine
+        # MONAI takes a second or more to load
+        from monai.data import MetaTensor
+        from monai.transforms import Spacing
+
+        done = []
+        for step, mode in zip(steps, ("bilinear", "nearest"), strict=False):
+            # float32 is exact to 1e-4 voxel at 1000 voxels an axis, at half the time and memory of MONAI's float64.
+            resample = Spacing(pixdim=spacing, mode=mode, padding_mode="border", dtype=np.float32)
+            done.append(resample(MetaTensor(step, affine=affine)))
+        return [step.as_tensor() for step in done], np.asarray(done[0].affine, dtype=np.float64)
+
+    def _cropped(self, steps: list[torch.Tensor], affine: np.ndarray) -> _Moved:
         """A volume with nothing above the threshold is kept whole."""
         spec = self.data.crop_foreground
         if spec is None:
-            return steps
-        inside = (steps[0].as_tensor() > spec.above).any(dim=0)
+            return steps, affine
+        inside = (steps[0] > spec.above).any(dim=0)
         if not inside.any():
-            return steps
-        begin, end = [], []
+            return steps, affine
+        begin, spans = [], [slice(None)]
         for axis, length in enumerate(inside.shape):
             others = tuple(other for other in range(inside.ndim) if other != axis)
             hits = inside.amax(dim=others).nonzero()
             begin.append(max(int(hits[0]) - spec.margin, 0))
-            end.append(min(int(hits[-1]) + 1 + spec.margin, length))
-        crop = SpatialCrop(roi_start=begin, roi_end=end)
-        return [crop(step) for step in steps]
+            spans.append(slice(begin[-1], min(int(hits[-1]) + 1 + spec.margin, length)))
+        return [step[tuple(spans)] for step in steps], _begun_at(affine, begin)
 
-    def _centres(self, steps: list[MetaTensor]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    def _centres(self, steps: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Found before padding, so that no padded voxel counts as background."""
         above = self.patch.background_above
         if len(steps) < 2:
             return [], None
-        label = np.asarray(steps[1].as_tensor())[0]
-        background = None if above is None else background_centres(np.asarray(steps[0].as_tensor()), label, above)
+        label = steps[1].numpy()[0]
+        background = None if above is None else background_centres(steps[0].numpy(), label, above)
         return class_centres(label, self.data.class_count - 1), background
 
-    def _pad(self, steps: list[MetaTensor]) -> tuple[list[MetaTensor], tuple[int, ...]]:
-        shape, size = steps[0].shape[1:], self.patch.size
-        if all(length >= wanted for length, wanted in zip(shape, size, strict=True)):
-            return steps, (0,) * len(size)
-        pad = SpatialPad(spatial_size=[max(pair) for pair in zip(shape, size, strict=True)], method="symmetric")
+    def _padded(
+        self, steps: list[torch.Tensor], affine: np.ndarray
+    ) -> tuple[list[torch.Tensor], np.ndarray, tuple[int, ...]]:
+        """Filled with zeros to the patch on both sides, where a volume is smaller, and how many voxels came before it."""
+        shape, size = tuple(steps[0].shape[1:]), self.patch.size
         before = tuple(max(wanted - length, 0) // 2 for length, wanted in zip(shape, size, strict=True))
-        return [pad(step) for step in steps], before
+        whole = tuple(max(pair) for pair in zip(shape, size, strict=True))
+        if whole == shape:
+            return steps, affine, before
+        spans = (slice(None), *(slice(first, first + length) for first, length in zip(before, shape, strict=True)))
+        padded = []
+        for step in steps:
+            # NumPy's, since a small copy by torch's threads waits for those of other cases
+            wide = np.zeros((step.shape[0], *whole), dtype=step.numpy().dtype)
+            wide[spans] = step.numpy()
+            padded.append(torch.from_numpy(wide))
+        return padded, _begun_at(affine, [-first for first in before]), before
 
     def _stored(self, case: Case, image: torch.Tensor) -> torch.Tensor:
         if self.data.storage_dtype == "float16":
@@ -171,14 +194,24 @@ class Preprocess(Transform):
         return image
 
 
-def _spacing(spacing: tuple[float, ...] | None, mode: str) -> Spacing | None:
-    # float32 is exact to 1e-4 voxel at 1000 voxels an axis, at half the time and memory of MONAI's float64.
-    return None if spacing is None else Spacing(pixdim=spacing, mode=mode, padding_mode="border", dtype=np.float32)
+def _turned(step: torch.Tensor, order: Sequence[int], flipped: Sequence[int]) -> torch.Tensor:
+    """[channel, *spatial] with axes of the file turned round and then permuted; torch has no views that run backwards."""
+    values = step.numpy()
+    if flipped:
+        values = np.flip(values, tuple(axis + 1 for axis in flipped)).copy()
+    return torch.from_numpy(values.transpose(0, *(axis + 1 for axis in order)))
 
 
-def _plain(values: MetaTensor) -> torch.Tensor:
+def _begun_at(affine: np.ndarray, first: Sequence[int]) -> np.ndarray:
+    """The affine of a volume whose voxel 0 is the voxel `first` of that of `affine`."""
+    moved = np.array(affine, dtype=np.float64)
+    moved[:-1, -1] += moved[:-1, :-1] @ np.array(first, dtype=np.float64)
+    return moved
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """Contiguous, and owning no more memory than it shows."""
-    tensor = values.as_tensor().contiguous()
+    tensor = tensor.contiguous()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor if whole else tensor.clone()
 

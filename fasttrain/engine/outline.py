@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe
@@ -56,10 +59,33 @@ def _parameters(recipe: Recipe) -> int:
 
 def _weightless(given: tuple[NetworkSpec, tuple[int, ...], int, int]) -> nn.Module | None:
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NothingDrawn():
             return build_network(*given)
     except (RuntimeError, NotImplementedError):
         return None
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Fresh weights stay as they are: on the meta device they have no values, and a draw there loads torch's compiler, which
+    takes a second or two.
+    """
+
+    _DRAWS = frozenset(
+        getattr(torch.Tensor, name)
+        for name in ("normal_", "uniform_", "exponential_", "bernoulli_", "erfinv_", "clamp_", "mul_", "add_")
+    )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """In-place steps of an initialisation give the tensor back."""
+        if func in self._DRAWS and args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _network_text(spec: NetworkSpec) -> str:

@@ -40,6 +40,14 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class FirstStep:
+    """The first step of this session is taken, `seconds` after its process began; parts: those of `start_clock.PARTS`."""
+
+    seconds: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
 class StepLogged:
     """Figures of the steps since the last log (a window of them, never read step by step)."""
 
@@ -122,7 +130,7 @@ class RunEnded:
     resume_command: str | None = None
 
 
-Event = RunStarted | Progress | StepLogged | EpochEnded | CheckpointSaved | Message | RunEnded
+Event = RunStarted | Progress | FirstStep | StepLogged | EpochEnded | CheckpointSaved | Message | RunEnded
 
 
 class Observer(Protocol):

@@ -9,7 +9,7 @@ from fasttrain.run_folder import write_whole
 from fasttrain.telemetry.strict_json import dumps
 
 _BEST = ("metric", "value", "epoch")
-_SECONDS = ("total", "to_first_step", "training", "validation")
+_SECONDS = ("total", "to_first_step", "start", "training", "validation")
 
 
 def write_summary(
@@ -19,14 +19,14 @@ def write_summary(
     stopped_by: str | None,
     exit_code: int,
     best: Mapping[str, object] | None = None,
-    seconds: Mapping[str, float | None] | None = None,
+    seconds: Mapping[str, float | Mapping[str, float] | None] | None = None,
     **more: object,
 ) -> None:
     """Writes `summary.json` whole.
 
     status: `done`, `stopped` or `failed`; stopped_by: the reason of a stop. best: `metric`, `value`, `epoch`; seconds:
-    `total`, `to_first_step`, `training`, `validation`. Both always have all their keys in the file, null where nothing
-    is known, so that a script can ask for `.best.value` of any run. Further fields follow as they are. Raises
+    `total`, `to_first_step`, `start` (its parts by name), `training`, `validation`. Both always have all their keys in the file,
+    null where nothing is known, so that a script can ask for `.best.value` of any run. Further fields follow as they are. Raises
     StorageError where the file cannot be written, TypeError for a key of best or seconds that is not of the format.
     """
     document = {

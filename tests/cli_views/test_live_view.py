@@ -32,6 +32,7 @@ try:
     time.sleep(0.4)
     scores = ValidationFigures(0.871, {"anterior": 0.881, "posterior": 0.861}, {}, hd95=1.8)
     view.on_event(EpochEnded(2, 80, 9.0, 0.45, 2e-3, 54.2, 0.03, 0.93, 41.2, scores, True, 130.0))
+    view.on_event(FirstStep(4.5, {"import": 2.71, "first_step": 1.8}))
     view.on_event(StepLogged(3, 90, 10, 0.412, 2.1e-3, 54.2, 0.03, 0.93, 41.2, 121.0))
     view.on_event(Message("case a[1].nii was skipped", "warning"))
     print("data for a script")
@@ -129,6 +130,7 @@ def test_figures_of_a_run_fit_and_the_cursor_comes_back(columns: int) -> None:
         *("epoch 3/60", "10/40", "step 90", "loss 0.412", "lr 2.1e-3", "54.2 patches/s", "waiting 3%"),
         *("GPU 93%, 41.2 GiB", "left 2 min", "dice 0.871", "best 0.871 in epoch 2", "hd95 1.8 mm", "anterior 0.88"),
         *("posterior 0.86", "amp: bf16 ([fast])", "warning: case a[1].nii was skipped", "from a library"),
+        "first step after 4.5 s: import 2.7, first step 1.8",
         "done after 4 min: best dice 0.8800 in epoch 43; run folder runs/x",
     ):
         assert figure in words, figure

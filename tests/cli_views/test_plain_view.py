@@ -14,6 +14,7 @@ from fasttrain.telemetry.events import (
     CheckpointSaved,
     EpochEnded,
     Event,
+    FirstStep,
     Message,
     Progress,
     RunEnded,
@@ -66,6 +67,13 @@ def test_the_start_names_the_run_and_each_decision_with_its_reason() -> None:
         "run folder: runs/hippocampus-1",
         "amp: bf16 (this CPU runs bf16 convolutions 2.1x faster)",
         "compile: off",
+    ]
+
+
+def test_the_first_step_tells_where_its_seconds_went() -> None:
+    parts = {"import": 3.14, "device": 0.04, "check": 0.5, "read": 1.96, "first_step": 0.36}
+    assert lines_of(FirstStep(6.0, parts)) == [
+        "first step after 6.0 s: import 3.1, check 0.5, read 2.0, first step 0.4"
     ]
 
 

@@ -17,7 +17,7 @@ def test_fields_are_as_documented_and_further_ones_follow(tmp_path: Path) -> Non
         stopped_by="time limit",
         exit_code=0,
         best={"metric": "dice", "value": 0.88, "epoch": 7},
-        seconds={"total": 60.0, "to_first_step": 4.0, "training": 50.0, "validation": 6.0},
+        seconds={"total": 60.0, "to_first_step": 4.0, "start": {"import": 4.0}, "training": 50.0, "validation": 6.0},
         run=Path("runs/x"),
         ranks=(0, 1),
     )
@@ -25,7 +25,7 @@ def test_fields_are_as_documented_and_further_ones_follow(tmp_path: Path) -> Non
         "status": "stopped",
         "stopped_by": "time limit",
         "best": {"metric": "dice", "value": 0.88, "epoch": 7},
-        "seconds": {"total": 60.0, "to_first_step": 4.0, "training": 50.0, "validation": 6.0},
+        "seconds": {"total": 60.0, "to_first_step": 4.0, "start": {"import": 4.0}, "training": 50.0, "validation": 6.0},
         "exit_code": 0,
         "run": "runs/x",
         "ranks": [0, 1],
@@ -39,7 +39,7 @@ def test_what_is_unknown_or_not_finite_is_null(tmp_path: Path) -> None:
     assert "NaN" not in path.read_text()
     summary = json.loads(path.read_text())
     assert summary["best"] == {"metric": None, "value": None, "epoch": None}
-    assert summary["seconds"] == dict.fromkeys(("total", "to_first_step", "training", "validation"))
+    assert summary["seconds"] == dict.fromkeys(("total", "to_first_step", "start", "training", "validation"))
     assert summary["loss"] is None
 
 

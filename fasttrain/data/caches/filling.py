@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fasttrain.errors import DataError
-from fasttrain.samples import Case
 
 Progress = Callable[[int, int], None]
 """Takes (cases done, cases in all)."""
@@ -16,10 +15,17 @@ Progress = Callable[[int, int], None]
 _MOST_SECONDS_TO_END = 30.0
 
 
+class Named(Protocol):
+    """What is told of a case that has faults."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Gathering:
     """Runs `work` on a case and keeps what it raises, so that the pass goes on to the other cases."""
 
-    def __init__(self, work: Callable[[Case], Any], total: int, progress: Progress | None) -> None:
+    def __init__(self, work: Callable[[Any], Any], total: int, progress: Progress | None) -> None:
         self.work = work
         self.total = total
         self._progress = progress
@@ -29,7 +35,7 @@ class Gathering:
         self._faults: dict[str, tuple[str, ...]] = {}
         self._failure: BaseException | None = None
 
-    def __call__(self, case: Case) -> Any:
+    def __call__(self, case: Named) -> Any:
         """What `work` returns, None for a faulty case or once something else than a data fault has come up."""
         with self._changed:
             self._under_way += 1
@@ -53,7 +59,7 @@ class Gathering:
                 self._changed.wait_for(lambda: self._under_way == 0, timeout=_MOST_SECONDS_TO_END)
             raise
 
-    def over(self, cases: Sequence[Case], workers: int) -> list[Any]:
+    def over(self, cases: Sequence[Named], workers: int) -> list[Any]:
         """What `work` returns for each of `cases`, in order, by `workers` threads, all of which have ended then.
 
         multiprocessing's ThreadPool would need a lock in /dev/shm, which may take none, and an executor's threads would keep the
@@ -81,7 +87,7 @@ class Gathering:
                 thread.join()
         return results
 
-    def _run(self, case: Case) -> Any:
+    def _run(self, case: Named) -> Any:
         result = None
         if self._failure is None:
             try:

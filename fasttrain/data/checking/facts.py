@@ -60,10 +60,10 @@ class FileFacts:
     """One file, read to its last byte.
 
     faults: why it cannot be used under any recipe; where it could not be decoded the rest is empty. shape as stored; affine:
-    16 numbers, row by row. channels: of an image, [1] where it has too few axes to have any. digest: of all voxels as float32
-    in the order of the file, so that type, compression and name make no difference. values: of a label, {class value: voxels}
-    before any mapping, None where there are too many to be classes or they are no whole numbers. resampled: those of the voxels
-    that nearest resampling to the view's spacing keeps, None where it keeps all.
+    16 numbers, row by row. channels: of an image, [1] where it has too few axes to have any. digest: of all voxels (of an
+    image as float32) in the order of the file, so that type, compression and name make no difference. values: of a label,
+    {class value: voxels} before any mapping, None where there are too many to be classes or they are no whole numbers. resampled:
+    those of the voxels that nearest resampling to the view's spacing keeps, None where it keeps all.
     """
 
     faults: tuple[str, ...] = ()
@@ -207,7 +207,22 @@ def _with_classes(facts: FileFacts, file: NiftiFile, view: View) -> FileFacts:
             "the place of a label? Name the label's file, or write the label anew"
         )
         return replace(facts, faults=(fault,))
-    return replace(facts, values=tuple(sorted(table.items())), resampled=_left_by_resampling(whole, file, view))
+    return replace(
+        facts,
+        values=tuple(sorted(table.items())),
+        resampled=_left_by_resampling(whole, file, view),
+        digest=_digest_of_classes(whole, table),
+    )
+
+
+def _digest_of_classes(whole: np.ndarray, table: dict[int, int]) -> str:
+    """Of all voxels in the order of the file, whatever type they are stored in: 8 bits wherever they have room there."""
+    narrow = np.uint8 if min(table) >= 0 and max(table) <= 255 else np.float64
+    digest = hashlib.blake2b(f"{whole.shape} {np.dtype(narrow).name}".encode(), digest_size=16)
+    flat = whole.reshape(-1, order="F")
+    for start in range(0, flat.size, _SLAB_VOXELS):
+        digest.update(np.ascontiguousarray(flat[start : start + _SLAB_VOXELS].astype(narrow, copy=False)).data)
+    return digest.hexdigest()
 
 
 def _left_by_resampling(whole: np.ndarray, file: NiftiFile, view: View) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,8 @@ class CaseFindings:
     grid: of the image, None where no image could be read. minimum, maximum: of the finite voxels over all channels.
     ranges: (minimum, maximum) of each channel, None where it has no finite voxel. voxels: by value of `data.classes` and 0, None
     without a label that could be read. ignored: voxels of `data.ignore_label`, undeclared: voxels by a value of the file that is
-    neither a class nor ignored; both None as voxels are. digests: one an image file.
+    neither a class nor ignored; both None as voxels are. digests: one an image file; label_digest: of the label's
+    voxels, None without one that could be read.
     """
 
     case: Case
@@ -76,11 +78,19 @@ class CaseFindings:
     maximum: float | None
     voxels: dict[int, int] | None
     digests: tuple[str, ...]
+    label_digest: str | None
     ranges: tuple[tuple[float, float] | None, ...]
     ignored: int | None
     undeclared: dict[int, int] | None
     faults: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def content(self) -> str:
+        """What the files hold, as 32 hexadecimal digits: voxels of images and label, and the grid they lie on."""
+        affine = [] if self.grid is None else np.asarray(self.grid.affine, dtype=np.float64).round(6).tolist()
+        told = repr([self.digests, self.label_digest, affine])
+        return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
     @property
     def empty(self) -> bool:
@@ -136,6 +146,7 @@ def judge(
         maximum=max(highs, default=None),
         voxels=voxels,
         digests=tuple(facts.digest for facts in images) if decoded else (),
+        label_digest=label.digest if label is not None and label.digest else None,
         ranges=tuple(_range(one) for facts in images for one in facts.channels),
         ignored=ignored,
         undeclared=undeclared,
