@@ -47,9 +47,9 @@ class Drawn:
 
 
 class PatchMaker:
-    """Everything a loader's worker needs; the batch at a position is the same whoever makes it."""
+    """Everything a loader's worker needs; the batch at a position is the same whoever makes it. `source` None: it only draws."""
 
-    def __init__(self, recipe: Recipe, source: CaseSource, order: Order) -> None:
+    def __init__(self, recipe: Recipe, source: CaseSource | None, order: Order) -> None:
         self.source = source
         self.order = order
         self.patch = recipe.patch
@@ -67,6 +67,7 @@ class PatchMaker:
 
     def make(self, first_position: int) -> RawBatch:
         """The `batch_size` patches from `first_position` on: image float32, label uint8."""
+        assert self.source is not None
         positions = self._positions(first_position)
         chances = Chances(self.order.seed, positions)
         image = torch.empty((self.batch_size, self.channels, *self.patch.size))

@@ -1,60 +1,92 @@
 """Owns batches of volumes that lie in GPU memory: patches are cut, moved and augmented there.
 
 What is drawn is what `LoaderSource` draws at the same position, by the same code; one table of numbers a batch goes to the
-device, by way of pinned memory, and nothing comes back.
+device, by way of pinned memory, and nothing comes back. Of cases that the device has no room for, the boxes that patches need are
+copied there first (`boxes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from fasttrain.augment.technique import sent
-from fasttrain.batches.crop import CaseCentres, CentreTables
+from fasttrain.batches.boxes import BoxStream, DeviceSlots
 from fasttrain.batches.order import Order
 from fasttrain.batches.patch_maker import Drawn, PatchMaker
-from fasttrain.kernels.patches import Volumes, cut
+from fasttrain.batches.resident_volumes import AXES, Resident, in_three_axes
+from fasttrain.kernels.patches import cut
 from fasttrain.recipe import Recipe
-from fasttrain.samples import Batch, CaseSource
+from fasttrain.samples import Batch
 
-_AXES = 3
-_NUMBERS = 1 + _AXES + _AXES * _AXES
+_NUMBERS = 1 + AXES + AXES * AXES
 
 
 class ResidentSource:
-    """A BatchSource over volumes that are copied to `device` once. `source` is closed when they are there."""
+    """A BatchSource over the volumes of `resident`. `threads` cut the boxes of cases that stayed on the host.
 
-    waited_for = False
+    waited_for: False but after a batch whose boxes were not there yet when it was asked for.
+    """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        source: CaseSource,
-        order: Order,
-        device: torch.device,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        self, recipe: Recipe, resident: Resident, order: Order, device: torch.device, threads: int = 2
     ) -> None:
-        self.maker = PatchMaker(recipe, source, order)
+        self.maker = PatchMaker(recipe, None, order)
         self.device = device
-        self.volumes: Volumes | None
-        self.volumes, self.tables, self._names = _copied(source, device, progress)
-        source.close()
+        self.waited_for = False
+        self.resident: Resident | None = resident
+        self._threads = threads
+        self._boxes: BoxStream | None = None
 
     def batches(self, first_position: int) -> Iterator[Batch]:
         """Batches from a position on, for ever."""
+        assert self.resident is not None
+        if self.resident.rest:
+            yield from self._streamed(self.resident, first_position)
+            return
         position = first_position
         while True:
-            yield self._batch(self.maker.draw(position, self.tables))
+            drawn = self.maker.draw(position, self.resident.tables)
+            yield self._batch(self.resident, drawn, self._names(self.resident, drawn))
             position += self.maker.batch_size
 
     def close(self) -> None:
         """Gives the memory back."""
-        self.volumes = None
+        self._end_boxes()
+        self.resident = None
 
-    def _batch(self, drawn: Drawn) -> Batch:
-        assert self.volumes is not None
+    def _streamed(self, resident: Resident, first_position: int) -> Iterator[Batch]:
+        """The next batch's boxes are copied while this one's step runs."""
+        self._end_boxes()
+        boxes = self._boxes = BoxStream(self.maker, resident, first_position, self._threads)
+        slots = DeviceSlots(resident, self.maker.batch_size, tuple(self.maker.patch.size))
+        coming = slots.begin(next(boxes))
+        while True:
+            self.waited_for = not boxes.ready
+            placed, coming = coming, slots.begin(next(boxes))
+            slots.await_copy(placed)
+            batch = self._batch(resident, placed.drawn(), self._names(resident, placed.boxed.drawn))
+            slots.give_back(placed)
+            yield batch
+
+    def _end_boxes(self) -> None:
+        if self._boxes is None:
+            return
+        self._boxes.close()
+        self._boxes = None
+        if self.device.type == "cuda":
+            # A copy that is still on its way would write to memory that is another's by then; a GPU that failed answers no more
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self.device)
+
+    @staticmethod
+    def _names(resident: Resident, drawn: Drawn) -> tuple[str, ...]:
+        return tuple(resident.names[case] for case in drawn.cases.tolist())
+
+    def _batch(self, resident: Resident, drawn: Drawn, names: tuple[str, ...]) -> Batch:
         size, augmenter = self.maker.patch.size, self.maker.augmenter
         matrix, bent = augmenter.linear(drawn.draws, len(drawn.cases), size, self.device)
         displacement = None
@@ -64,44 +96,17 @@ class ResidentSource:
             displacement = _in_three(displacement)
         numbers = sent(torch.from_numpy(_numbers(drawn, matrix)), self.device)
         image, label = cut(
-            self.volumes,
+            resident.volumes,
             numbers[:, 0],
-            numbers[:, 1 : 1 + _AXES],
-            numbers[:, 1 + _AXES :].view(torch.float32).unflatten(1, (_AXES, _AXES)),
-            (1,) * (_AXES - len(size)) + tuple(size),
+            numbers[:, 1 : 1 + AXES],
+            numbers[:, 1 + AXES :].view(torch.float32).unflatten(1, (AXES, AXES)),
+            in_three_axes(tuple(size)),
             displacement,
         )
-        if len(size) < _AXES:
+        if len(size) < AXES:
             image, label = image.squeeze(2), label.squeeze(2)
         image = augmenter.apply_intensity(image, drawn.draws)
-        return Batch(image, label, drawn.positions, tuple(self._names[case] for case in drawn.cases.tolist()))
-
-
-def _copied(
-    source: CaseSource, device: torch.device, progress: Callable[[int, int], None]
-) -> tuple[Volumes, CentreTables, list[str]]:
-    """The volumes on the device, one after another, and what draws need of them on the host."""
-    samples = [source[index] for index in range(len(source))]
-    lengths = [(1,) * (_AXES + 1 - sample.image.ndim) + tuple(sample.image.shape[1:]) for sample in samples]
-    voxels = np.prod(np.array(lengths, dtype=np.int64), axis=1)
-    places = np.cumsum(voxels) - voxels
-    total, first_image = int(voxels.sum()), samples[0].image
-    channels = first_image.shape[0]
-    images = torch.empty(total * channels, dtype=first_image.dtype, device=device)
-    labels = torch.empty(total, dtype=torch.uint8, device=device)
-    for number, (sample, first, length) in enumerate(zip(samples, places.tolist(), voxels.tolist(), strict=True), 1):
-        assert sample.label is not None
-        images[first * channels : (first + length) * channels] = sample.image.movedim(0, -1).reshape(-1).to(device)
-        labels[first : first + length] = sample.label.reshape(-1).to(device)
-        progress(number, len(samples))
-    volumes = Volumes(
-        images,
-        labels,
-        torch.from_numpy(places).to(device),
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        channels,
-    )
-    return volumes, CentreTables(map(CaseCentres.of, samples)), [sample.name for sample in samples]
+        return Batch(image, label, drawn.positions, names)
 
 
 def _numbers(drawn: Drawn, matrix: torch.Tensor) -> np.ndarray:
@@ -109,16 +114,16 @@ def _numbers(drawn: Drawn, matrix: torch.Tensor) -> np.ndarray:
     count, dimensions = drawn.corners.shape
     numbers = np.zeros((count, _NUMBERS), dtype=np.int32)
     numbers[:, 0] = drawn.cases
-    numbers[:, 1 + _AXES - dimensions : 1 + _AXES] = drawn.corners
-    whole = np.broadcast_to(np.eye(_AXES, dtype=np.float32), (count, _AXES, _AXES)).copy()
-    whole[:, _AXES - dimensions :, _AXES - dimensions :] = matrix.numpy()
-    numbers[:, 1 + _AXES :] = whole.reshape(count, -1).view(np.int32)
+    numbers[:, 1 + AXES - dimensions : 1 + AXES] = drawn.corners
+    whole = np.broadcast_to(np.eye(AXES, dtype=np.float32), (count, AXES, AXES)).copy()
+    whole[:, AXES - dimensions :, AXES - dimensions :] = matrix.numpy()
+    numbers[:, 1 + AXES :] = whole.reshape(count, -1).view(np.int32)
     return numbers
 
 
 def _in_three(displacement: torch.Tensor) -> torch.Tensor:
     """[sample, d, *spatial] as [sample, 3, *three axes]: a plane's voxels are not moved out of it."""
-    if displacement.shape[1] == _AXES:
+    if displacement.shape[1] == AXES:
         return displacement.contiguous()
     flat = displacement.unsqueeze(2)
     return torch.cat([torch.zeros_like(flat[:, :1]), flat], 1).contiguous()

@@ -33,7 +33,7 @@ class ThreadLoader(Iterator[Any]):
     def __init__(
         self,
         dataset: Dataset[Any],
-        keys: Iterable[int],
+        keys: Iterable[Any],
         workers: int,
         prefetch_factor: int,
         pin: bool,
@@ -63,6 +63,11 @@ class ThreadLoader(Iterator[Any]):
         item = self._coming.popleft().result()
         self._fill()
         return item
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next item need not be waited for."""
+        return bool(self._coming) and self._coming[0].done()
 
     def close(self, most_seconds: float = _MOST_SECONDS_TO_END) -> None:
         """Waits for the items that are being made, `most_seconds` in all, and makes no more."""

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 import torch
 
 from fasttrain.batches import ended_worker
+from fasttrain.engine.phases import GpuState
+from fasttrain.engine.remedies import remedies_text
 from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError
 from fasttrain.machine.open_files import open_file_limit
 from fasttrain.recipe import Recipe
+from fasttrain.wording import size_in_memory
 
 # How torch's allocators and libraries tell it; only CUDA's own has a type
 _OUT_OF_MEMORY = re.compile(
@@ -20,6 +23,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 _OUT_OF_FILES = re.compile(r"Too many open files|received \d+ items of ancdata", re.IGNORECASE)
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+ ?\w+)", re.IGNORECASE)
+_UNITS = {"": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @contextlib.contextmanager
@@ -34,11 +38,34 @@ def explaining(recipe: Recipe, workers: int = 0) -> Iterator[None]:
         raise known from error
 
 
-def explained(error: BaseException, recipe: Recipe, workers: int) -> FasttrainError | None:
-    """The user's sentence for an error with a known cause; None for any other, and for what is a sentence already."""
+def explained(
+    error: BaseException,
+    recipe: Recipe,
+    workers: int,
+    state: GpuState | None = None,
+    phase: str | None = None,
+    checkpointed: bool = False,
+) -> FasttrainError | None:
+    """The user's sentence for an error with a known cause; None for any other, and for what is a sentence already.
+
+    state: the GPU's memory, where there is one; phase: what was under way; checkpointed: whether activations are computed again.
+    """
     if isinstance(error, FasttrainError):
         return None
-    return ended_worker(error, workers) or _out_of_memory(error, recipe) or _out_of_files(error)
+    return (
+        ended_worker(error, workers)
+        or _out_of_memory(error, recipe, state, phase, checkpointed)
+        or _out_of_files(error)
+    )
+
+
+def asked_bytes(error: BaseException) -> int:
+    """What an allocator was asked for when it had no more, by its own words; 0 where it does not say."""
+    amount = _AMOUNT.search(str(error))
+    if amount is None:
+        return 0
+    number, _, unit = amount[1].partition(" ")
+    return int(float(number) * _UNITS.get(unit, 0))
 
 
 def _out_of_files(error: BaseException) -> MachineError | None:
@@ -52,14 +79,19 @@ def _out_of_files(error: BaseException) -> MachineError | None:
     )
 
 
-def _out_of_memory(error: BaseException, recipe: Recipe) -> OutOfMemoryError | None:
+def _out_of_memory(
+    error: BaseException, recipe: Recipe, state: GpuState | None, phase: str | None, checkpointed: bool
+) -> OutOfMemoryError | None:
     on_gpu = isinstance(error, torch.OutOfMemoryError)
     by_text = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
     if not (on_gpu or by_text or isinstance(error, MemoryError)):
         return None
     on_gpu = on_gpu or "CU" in str(error)
     amount = _AMOUNT.search(str(error))
-    asked = f" when {_readable(amount[1])} more were asked for" if amount else ""
+    during = f" in {phase}" if phase else ""
+    asked = f"{during} when {_readable(amount[1])} more were asked for" if amount else during
+    if on_gpu and state is not None:
+        return OutOfMemoryError(_gpu_text(error, recipe, state, asked, checkpointed))
     training, window = recipe.training, recipe.validation.window
     batch, patch = training.batch_size, list(recipe.patch.size)
     smaller = f"training.batch_size (now {batch}), patch.size (now {patch}), the size of the network"
@@ -69,6 +101,18 @@ def _out_of_memory(error: BaseException, recipe: Recipe) -> OutOfMemoryError | N
         )
     return OutOfMemoryError(
         f"this machine ran out of memory{asked}; lower {smaller} or data.workers, or set data.cache.kind: none"
+    )
+
+
+def _gpu_text(error: BaseException, recipe: Recipe, state: GpuState, asked: str, checkpointed: bool) -> str:
+    """With what each phase held, and settings that would have fitted."""
+    # A step that was broken off shows less than it needs: what was measured of one before counts as well
+    needed = max(state.peak + asked_bytes(error), state.base + state.step, int(state.limit * 1.01))
+    held = {**state.peaks, state.phase: max(state.peak, state.peaks.get(state.phase, 0))}
+    shown = ", ".join(f"{size_in_memory(count)} in {name}" for name, count in held.items() if count)
+    return (
+        f"the GPU ran out of memory{asked}: it held at most {shown}, of {size_in_memory(state.limit)} that may be used; "
+        f"{remedies_text(recipe, state, needed, checkpointed)}"
     )
 
 

@@ -14,8 +14,9 @@ from fasttrain.data.caches.keys import settings_digest
 from fasttrain.data.inventory.sets import look_at
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.engine.choices import missing_for_kernels
+from fasttrain.engine.gpu_memory import LEAST_SHARE, resident_bytes, tiers_text
 from fasttrain.engine.sizes import Sizes
-from fasttrain.engine.worker_plan import WORKER_BYTES, batch_bytes, batches_held, wanted_workers
+from fasttrain.engine.worker_plan import WORKER_BYTES, batch_bytes, batches_held, cut_bytes, wanted_workers
 from fasttrain.errors import MachineError, OutOfMemoryError, StorageError
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.limits import disk_free_bytes
@@ -24,8 +25,6 @@ from fasttrain.wording import counted, size_in_memory
 
 MEMORY_SHARE = 0.7
 """Of the free memory that a cache chosen here may fill, batches and validation included: the network and the system need some."""
-GPU_SHARE = 0.4
-"""Of the GPU's memory that volumes kept there may fill: the step needs the rest."""
 _DISK_SHARE = 0.8
 _SET = "set in the recipe"
 _STORED = ("disk", "lmdb")
@@ -57,14 +56,20 @@ class MemoryNeed:
         return f"{amount(self.total)} ({named})" if sum(count > 0 for _, count in parts) > 1 else amount(self.total)
 
 
-def memory_need(recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, ranks: int = 1) -> MemoryNeed:
-    """What a run holds under a kind of cache. Each of `ranks` processes keeps volumes, workers and batches of its own."""
+def memory_need(
+    recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, ranks: int = 1, resident: int = 0
+) -> MemoryNeed:
+    """What a run holds under a kind of cache. Each of `ranks` processes keeps volumes, workers and batches of its own; `resident`
+    bytes of volumes lie on the GPU.
+    """
     workers = wanted_workers(recipe, hardware, cache)[0]
     of_a_worker = WORKER_BYTES + (sizes.build_bytes if cache == "none" else 0)
     batches = (workers * recipe.data.prefetch_factor + batches_held(hardware)) * batch_bytes(recipe)
+    if cache == "gpu":
+        batches = cut_bytes(recipe, hardware) if resident < sizes.training_bytes else 0
     # Threads are counted as processes here: which of the two they are is decided by what is left
     return MemoryNeed(
-        volumes=ranks * _volume_bytes(recipe, sizes, cache),
+        volumes=ranks * _volume_bytes(recipe, sizes, cache, resident),
         batches=ranks * (batches + workers * of_a_worker),
         validation=ranks * validation_bytes(recipe, hardware, sizes),
         workers=ranks * workers,
@@ -82,25 +87,33 @@ def validation_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> int:
 
 
 def choose_cache(
-    recipe: Recipe, hardware: Hardware, sizes: Sizes, former: Mapping[str, Any] | None = None, ranks: int = 1
+    recipe: Recipe,
+    hardware: Hardware,
+    sizes: Sizes,
+    former: Mapping[str, Any] | None = None,
+    ranks: int = 1,
+    step_bytes: int = 0,
 ) -> tuple[str, str]:
-    """Where volumes are kept, and why.
+    """Where volumes are kept, and why. `step_bytes`: what a measured step held of the GPU's memory, 0 where none was measured.
 
-    `auto` takes the GPU's memory where fasttrain's kernels run and no workers were asked for, the host's where that has room,
-    else the disk where that has room, else `smart`, else nothing. The disk goes before `smart` since it changes nothing but
-    speed: its files are mapped, so that the system keeps of them what memory has room for, and every case is still seen once a
-    pass; under `smart` an epoch sees a part of the cases. `smart` is chosen for a new run only, and only where its window comes
-    round to every case; an epoch has as many steps as under any other kind. `former` is the plan of the run that goes on here,
-    whose order of cases must stand.
+    `auto` takes the GPU's memory where fasttrain's kernels run and no workers were asked for (what that has no room for comes
+    from the host's, patch by patch), the host's where that has room, else the disk where that has room, else `smart`, else
+    nothing. The disk goes before `smart` since it changes nothing but speed: its files are mapped, so that the system keeps of
+    them what memory has room for, and every case is still seen once a pass; under `smart` an epoch sees a part of the cases.
+    `smart` is chosen for a new run only, and only where its window comes round to every case; an epoch has as many steps as under
+    any other kind. `former` is the plan of the run that goes on here, whose order of cases must stand.
 
     Raises OutOfMemoryError or StorageError for a kind that the recipe asks for and that cannot fit, MachineError where it asks
     for a missing extra.
     """
     setting = recipe.data.cache.kind
     if setting == "auto":
-        return _automatic(recipe, hardware, sizes, former, ranks)
+        # The order of cases that `smart` began with must stand
+        anew = former is None or former.get("cache") != "smart"
+        on_gpu = _gpu_text(recipe, hardware, sizes, ranks, step_bytes) if anew else None
+        return ("gpu", on_gpu) if on_gpu is not None else _automatic(recipe, hardware, sizes, former, ranks)
     if setting == "gpu":
-        _check_gpu(recipe, hardware, sizes, ranks)
+        return _asked_gpu(recipe, hardware, sizes, former, ranks, step_bytes)
     if setting == "lmdb":
         require_lmdb()
     if setting in ("memory", "smart"):
@@ -115,14 +128,14 @@ def choose_cache(
 
 
 def choose_fill_threads(
-    recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, ranks: int = 1
+    recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, ranks: int = 1, resident: int = 0
 ) -> tuple[int, str]:
     """How many volumes are made at once, and why: one a CPU where memory has room for it beside the volumes that are kept.
 
     Raises OutOfMemoryError where there is no room for one.
     """
     wanted, one = hardware.cpus, ranks * sizes.build_bytes
-    room = int(hardware.memory_free_gib * GIB) - ranks * _volume_bytes(recipe, sizes, cache)
+    room = int(hardware.memory_free_gib * GIB) - ranks * _volume_bytes(recipe, sizes, cache, resident)
     if not one or wanted * one <= room:
         return wanted, f"{counted(wanted, 'CPU')} may be used"
     if one > room:
@@ -149,8 +162,7 @@ def _automatic(
     need = memory_need(recipe, hardware, sizes, "memory", ranks)
     free = _free_text(hardware)
     if _leaves_enough(need, hardware):
-        on_gpu = _gpu_text(recipe, hardware, sizes)
-        return ("gpu", on_gpu) if on_gpu is not None else ("memory", f"{need} of {free}")
+        return "memory", f"{need} of {free}"
     why = f"memory would need {need}, more than {MEMORY_SHARE:.0%} of {free}"
     folder = _folder(recipe)
     room, stored = disk_free_bytes(folder), _stored_bytes("disk", recipe)
@@ -177,28 +189,39 @@ def _against_window(
     return f"would not come round to every case in {counted(sizes.epochs, 'epoch')}"
 
 
-def _gpu_text(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> str | None:
+def _gpu_text(recipe: Recipe, hardware: Hardware, sizes: Sizes, ranks: int, step_bytes: int) -> str | None:
     """Why the GPU's memory is the place for the volumes; None where it is not."""
     if missing_for_kernels(hardware) is not None or recipe.data.workers not in ("auto", 0):
         return None
-    assert hardware.gpu_gib is not None
-    if sizes.cache_bytes > GPU_SHARE * hardware.gpu_gib * GIB:
+    resident = resident_bytes(recipe, hardware, sizes, step_bytes)
+    if resident < LEAST_SHARE * sizes.training_bytes:
         return None
-    return f"{amount(sizes.cache_bytes)} of the {hardware.gpu_gib:.0f} GiB of {hardware.device_name}; patches are cut there"
+    if not _leaves_enough(memory_need(recipe, hardware, sizes, "gpu", ranks, resident), hardware):
+        return None
+    return tiers_text(recipe, hardware, sizes, step_bytes)
 
 
-def _check_gpu(recipe: Recipe, hardware: Hardware, sizes: Sizes, ranks: int) -> None:
+def _asked_gpu(
+    recipe: Recipe,
+    hardware: Hardware,
+    sizes: Sizes,
+    former: Mapping[str, Any] | None,
+    ranks: int,
+    step_bytes: int,
+) -> tuple[str, str]:
+    """`gpu` where it was asked for; what neither the GPU nor the host has room for goes where `auto` would put it."""
     missing = missing_for_kernels(hardware)
     if missing is not None:
         raise MachineError(f"data.cache.kind: gpu cannot be had here: {missing}; use memory or auto")
-    # They are read into the host's memory first
-    _check_memory("gpu", recipe, hardware, sizes, ranks)
-    assert hardware.gpu_gib is not None
-    if sizes.cache_bytes > hardware.gpu_gib * GIB:
-        raise OutOfMemoryError(
-            f"data.cache.kind: gpu needs {amount(sizes.cache_bytes)} and {hardware.device_name} has {hardware.gpu_gib:.0f} GiB; "
-            "set data.cache.kind: memory (or auto), or data.storage_dtype: float16"
-        )
+    tiers = tiers_text(recipe, hardware, sizes, step_bytes)
+    need = memory_need(recipe, hardware, sizes, "gpu", ranks, resident_bytes(recipe, hardware, sizes, step_bytes))
+    if need.total <= hardware.memory_free_gib * GIB:
+        return "gpu", f"{_SET}; {tiers}"
+    kind, why = _automatic(recipe, hardware, sizes, former, ranks)
+    return (
+        kind,
+        f"gpu was asked for, but {tiers}, for which the host would need {need} of {_free_text(hardware)}; {why}",
+    )
 
 
 def _leaves_enough(need: MemoryNeed, hardware: Hardware) -> bool:
@@ -210,9 +233,10 @@ def _comes_round(recipe: Recipe, sizes: Sizes) -> bool:
     return window.held + window.replaced * (sizes.epochs - 1) >= sizes.training_cases
 
 
-def _volume_bytes(recipe: Recipe, sizes: Sizes, cache: str) -> int:
+def _volume_bytes(recipe: Recipe, sizes: Sizes, cache: str, resident: int = 0) -> int:
+    """Of the host's memory."""
     if cache in ("memory", "gpu"):
-        return sizes.cache_bytes
+        return sizes.cache_bytes - (resident if cache == "gpu" else 0)
     if cache != "smart":
         return 0
     window = Window(recipe.data.cache, sizes.training_cases)

@@ -39,6 +39,7 @@ class Hardware:
     memory_bound: str = "the host"
     shared_gib: float | None = None
     open_files: int | None = None
+    gpu_free_gib: float | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -71,7 +72,7 @@ def survey(setting: str) -> Hardware:
     wanted = wants_gpu(setting)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted and not there:
-        raise MachineError(f"--device {setting}: {_why_no_gpu()}; use --device cpu, or mend that first")
+        raise MachineError(f"--device {setting}: {why_no_gpu()}; use --device cpu, or mend that first")
     index = int(setting.partition(":")[2] or 0) if wanted else 0
     if wanted and index >= there:
         names = ", ".join(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(there))
@@ -97,8 +98,20 @@ def survey(setting: str) -> Hardware:
         gpu_uuid=str(getattr(properties, "uuid", "")) or None,
         gpu_gib=round(properties.total_memory / GIB, 2),
         compute_capability=(properties.major, properties.minor),
-        cudnn=torch.backends.cudnn.version(),
+        cudnn=cudnn_of_torch(),
+        gpu_free_gib=round(torch.cuda.mem_get_info(index)[0] / GIB, 2),
     )
+
+
+def cudnn_of_torch() -> int | None:
+    """The version of cuDNN that torch runs with, as torch counts; None where it has none that it can use."""
+    import torch
+
+    try:
+        return torch.backends.cudnn.version()
+    except RuntimeError:
+        # What was found is older than what torch was built with
+        return None
 
 
 def environment_record(hardware: Hardware) -> dict[str, Any]:
@@ -120,7 +133,8 @@ def environment_record(hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _why_no_gpu() -> str:
+def why_no_gpu() -> str:
+    """Why torch sees no GPU, in a few words."""
     import torch
 
     if torch.version.cuda is None:

@@ -115,7 +115,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, cuda: str | None, 
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert said in hardware._why_no_gpu()
+    assert said in hardware.why_no_gpu()
 
 
 def test_a_gpu_number_that_is_too_high_names_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

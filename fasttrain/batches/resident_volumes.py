@@ -1,0 +1,278 @@
+"""Owns the filling of a device's memory with volumes: copied as they are made, and kept on the host where no room is left."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasttrain.batches.crop import CaseCentres, CentreTables
+from fasttrain.data.caches.filling import Gathering
+from fasttrain.data.volumes import ITEM_BYTES
+from fasttrain.kernels.patches import Volumes
+from fasttrain.recipe import Recipe
+from fasttrain.samples import CaseSource, Sample
+from fasttrain.wording import counted, size_in_memory
+
+AXES = 3
+DEVICE_SLOTS = 2
+"""Batches whose boxes lie on the device at once: the one that is cut and the one that is copied."""
+_STAGED_BYTES = 4 << 20
+_LESS = 0.8
+_WORTH_A_COPY = 0.05
+_DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+Told = Callable[[str, str], None]
+"""Takes one sentence and its level."""
+
+
+@dataclass(eq=False)
+class Resident:
+    """The cases of a set by index, those that the device has room for and the `rest`, which stays on the host.
+
+    volumes: the cases and, where there is a rest, behind them `DEVICE_SLOTS` × batch size boxes of the size of a patch; the place
+    of a case of the rest means nothing. tables: the centres of all cases. used_bytes: what the volumes on the device take.
+    """
+
+    volumes: Volumes
+    tables: CentreTables
+    names: tuple[str, ...]
+    rest: dict[int, Sample]
+    used_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A case as a pass over them knows it: faults are told in the order of the numbers."""
+
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:09d}"
+
+
+def voxel_bytes(recipe: Recipe) -> int:
+    """What a voxel of a volume takes: its channels in the storage dtype and its label in 8 bits."""
+    return len(recipe.data.channels) * ITEM_BYTES[recipe.data.storage_dtype] + 1
+
+
+def slot_bytes(recipe: Recipe) -> int:
+    """What the boxes of batches take on the device beside the volumes."""
+    return DEVICE_SLOTS * box_bytes(recipe)
+
+
+def box_bytes(recipe: Recipe) -> int:
+    """What the boxes of one batch take, on the device as in pinned memory."""
+    return recipe.training.batch_size * math.prod(recipe.patch.size) * voxel_bytes(recipe)
+
+
+def fill(
+    source: CaseSource,
+    recipe: Recipe,
+    device: torch.device,
+    room_bytes: int,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    told: Told = lambda text, level: None,
+) -> Resident:
+    """Takes every case from `source` by `threads` threads and copies it to `device` as it comes; closes `source`.
+
+    Memory for `room_bytes` of volumes is taken at once, or as much as there is; cases that find no room in it stay on the host.
+    Only what the recipe asks for travels: images in `data.storage_dtype`, labels in 8 bits, both by way of pinned memory. `told`
+    hears where the device has less room than that. Raises one DataError with the faults of all cases, and torch.OutOfMemoryError
+    where not even the boxes of two batches find room.
+    """
+    room = _Room(recipe, device, room_bytes, told)
+    taken: list[Sample | CaseCentres | None] = [None] * len(source)
+    places = np.zeros(len(source), dtype=np.int64)
+    names = [""] * len(source)
+    rest: dict[int, Sample] = {}
+
+    def take(case: _Named) -> None:
+        sample = source[case.number]
+        place = room.copied(sample)
+        names[case.number] = sample.name
+        taken[case.number] = CaseCentres.of(sample)
+        if place is None:
+            rest[case.number] = sample
+        else:
+            places[case.number] = place
+
+    gathering = Gathering(take, len(source), progress)
+    try:
+        gathering.over([_Named(number) for number in range(len(source))], threads)
+    finally:
+        room.settle()
+    gathering.raise_faults()
+    source.close()
+    centres = [found for found in taken if isinstance(found, CaseCentres)]
+    volumes = room.volumes(places, [in_three_axes(found.shape) for found in centres], bool(rest))
+    resident = Resident(volumes, CentreTables(centres), tuple(names), rest, room.used * voxel_bytes(recipe))
+    told(f"gpu cache: {text_of(resident)}", "info")
+    return resident
+
+
+def text_of(resident: Resident) -> str:
+    """`212 of 300 cases (38.1 GiB) on the GPU, the rest from pinned memory`."""
+    total, there = len(resident), len(resident) - len(resident.rest)
+    held = size_in_memory(resident.used_bytes)
+    if there == total:
+        return f"{counted(total, 'case')}, {held} on the GPU"
+    return f"{there:,} of {counted(total, 'case')} ({held}) on the GPU, the rest from pinned memory"
+
+
+def in_three_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A plane has a depth of 1."""
+    return (1,) * (AXES - len(shape)) + tuple(shape)
+
+
+def memory_of(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Flat memory of the device; raises torch.OutOfMemoryError."""
+    return torch.empty(count, dtype=dtype, device=device)
+
+
+class _Room:
+    """The flat memory of the volumes, of which threads take pieces."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, room_bytes: int, told: Told) -> None:
+        self.device = device
+        self.channels = len(recipe.data.channels)
+        self.used = 0
+        self._boxes = DEVICE_SLOTS * recipe.training.batch_size
+        self._patch = in_three_axes(tuple(recipe.patch.size))
+        self._dtype = _DTYPES[recipe.data.storage_dtype]
+        self._item_bytes = voxel_bytes(recipe)
+        self._room, self._images, self._labels = self._memory(room_bytes // self._item_bytes, told)
+        self._lock = threading.Lock()
+        self._own = threading.local()
+
+    def copied(self, sample: Sample) -> int | None:
+        """The first voxel of the sample's place on the device, to which it is on its way; None where there is none."""
+        assert sample.label is not None
+        voxels = sample.label.numel()
+        with self._lock:
+            if self.used + voxels > self._room:
+                return None
+            first = self.used
+            self.used += voxels
+        stager = self._stager()
+        stager.copy(sample.image.reshape(self.channels, -1).T, self._part(self._images, first, voxels, self.channels))
+        stager.copy(sample.label.reshape(-1, 1), self._part(self._labels, first, voxels, 1))
+        return first
+
+    def settle(self) -> None:
+        """Waits until everything has arrived."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def volumes(self, places: np.ndarray, lengths: list[tuple[int, ...]], streams: bool) -> Volumes:
+        """What lies there, with room for the boxes of batches behind it where some are to come from the host."""
+        if streams:
+            size = math.prod(self._patch)
+            places = np.concatenate([places, self.used + size * np.arange(self._boxes, dtype=np.int64)])
+            lengths = [*lengths, *[self._patch] * self._boxes]
+        elif self._labels.numel() - self.used > _WORTH_A_COPY * self._labels.numel():
+            self._shrink()
+        return Volumes(
+            self._images,
+            self._labels,
+            torch.from_numpy(places).to(self.device),
+            torch.tensor(lengths, dtype=torch.int32, device=self.device),
+            self.channels,
+        )
+
+    def _memory(self, voxels: int, told: Told) -> tuple[int, Tensor, Tensor]:
+        """Room for so many voxels and the boxes behind them, or for as many as the device gives."""
+        boxes, wanted = self._boxes * math.prod(self._patch), voxels
+        while True:
+            memory = self._pieces(voxels + boxes, needed=voxels == 0)
+            if memory is None:
+                # Below a hundredth of what was wanted nothing is left to gain
+                voxels = int(voxels * _LESS) if voxels > wanted // 100 else 0
+                continue
+            if voxels < wanted:
+                lacked, had = (size_in_memory(count * self._item_bytes) for count in (wanted, voxels))
+                told(
+                    f"the GPU had no room for {lacked} of volumes when they came; {had} of them lie there, the rest streams from "
+                    "pinned memory",
+                    "warning",
+                )
+            return voxels, *memory
+
+    def _pieces(self, voxels: int, needed: bool) -> tuple[Tensor, Tensor] | None:
+        """Memory for images and labels; where there is none, None or, where it is `needed`, torch's error."""
+        try:
+            images = memory_of(voxels * self.channels, self._dtype, self.device)
+            return images, memory_of(voxels, torch.uint8, self.device)
+        except torch.OutOfMemoryError:
+            if needed:
+                raise
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _shrink(self) -> None:
+        """Gives back what was taken for volumes that a crop to the foreground made smaller than their headers say."""
+        try:
+            images, labels = self._images[: self.used * self.channels].clone(), self._labels[: self.used].clone()
+        except torch.OutOfMemoryError:
+            return
+        self._images, self._labels = images, labels
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _part(self, memory: Tensor, first: int, voxels: int, channels: int) -> Tensor:
+        return memory[first * channels : (first + voxels) * channels].view(voxels, channels)
+
+    def _stager(self) -> _Stager:
+        if not hasattr(self._own, "stager"):
+            self._own.stager = _Stager(self.device)
+        stager: _Stager = self._own.stager
+        return stager
+
+
+class _Stager:
+    """Copies to the device by way of two pinned pieces of memory: one is written while the other is on its way."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._number = 0
+        if self._stream is not None:
+            # A thread begins on the first GPU, and pinning would wake that one up
+            torch.cuda.set_device(device)
+            self._pieces = [pinned(_STAGED_BYTES, torch.uint8) for _ in range(2)]
+            self._copied = [torch.cuda.Event() for _ in range(2)]
+
+    def copy(self, values: Tensor, target: Tensor) -> None:
+        """values: [n, k] of any strides on the host; target: [n, k] contiguous, which must not be read before all has settled."""
+        if self._stream is None:
+            target.copy_(values)
+            return
+        step = max(_STAGED_BYTES // (values.shape[1] * values.element_size()), 1)
+        for first in range(0, len(values), step):
+            part = values[first : first + step]
+            piece, copied = self._pieces[self._number % 2], self._copied[self._number % 2]
+            self._number += 1
+            copied.synchronize()
+            staged = piece[: part.numel() * part.element_size()].view(values.dtype).view(part.shape)
+            staged.copy_(part)
+            with torch.cuda.stream(self._stream):
+                target[first : first + step].copy_(staged, non_blocking=True)
+                copied.record()
+
+
+def pinned(count: int, dtype: torch.dtype) -> Tensor:
+    """Host memory that a GPU copies from without waiting; where the system pins no more of it, ordinary memory."""
+    try:
+        return torch.empty(count, dtype=dtype, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(count, dtype=dtype)

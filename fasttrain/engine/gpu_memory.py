@@ -1,0 +1,75 @@
+"""Owns the plan of the GPU's memory: what a step and a validation need of it, and so how many volumes may lie there."""
+
+from __future__ import annotations
+
+import math
+
+from fasttrain.batches import slot_bytes
+from fasttrain.data.volumes import ITEM_BYTES
+from fasttrain.engine.sizes import Sizes
+from fasttrain.machine.hardware import GIB, Hardware
+from fasttrain.recipe import Recipe
+from fasttrain.wording import counted, size_in_memory
+
+UNMEASURED_SHARE = 0.4
+"""Of the free memory that volumes may fill where no step was measured."""
+MOST_SHARE = 0.8
+LEAST_SHARE = 0.1
+"""Of a set: where fewer of its volumes would lie on the GPU, `auto` keeps all of them on the host."""
+_STEP_MARGIN = 1.25
+"""cuDNN tries algorithms with larger workspaces than the measured step had, and memory comes apart in use."""
+_OWN_BYTES = GIB
+"""Of CUDA itself, its kernels and recorded graphs."""
+_MOST_VALIDATION_SHARE = 0.25
+"""Of the GPU; a larger volume is stitched elsewhere."""
+
+
+def volume_room(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int) -> int:
+    """Bytes of the GPU's free memory that volumes may take; `step_bytes`: what a measured step held, 0: none was measured."""
+    if hardware.gpu_gib is None:
+        return 0
+    free = _free(hardware)
+    if step_bytes:
+        left = free - int(step_bytes * _STEP_MARGIN) - stitching_bytes(recipe, hardware, sizes) - _OWN_BYTES
+        room = min(left, int(free * MOST_SHARE))
+    else:
+        room = int(free * UNMEASURED_SHARE)
+    return max(room - slot_bytes(recipe), 0)
+
+
+def resident_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int) -> int:
+    """Bytes of the training cases' volumes that are to lie on the GPU: all of them where there is room."""
+    return min(volume_room(recipe, hardware, sizes, step_bytes), sizes.training_bytes)
+
+
+def tiers_text(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int) -> str:
+    """Where the volumes will lie, with the figures: `212 of 300 cases (38.1 GiB) on the GPU, the rest from pinned memory: …`."""
+    resident, total = resident_bytes(recipe, hardware, sizes, step_bytes), sizes.training_bytes
+    name = hardware.device_name
+    if resident == total:
+        of = f"the {hardware.gpu_gib:.0f} GiB of {name}"
+        return f"about {size_in_memory(total)} of {of}; patches are cut there"
+    there = sizes.training_cases * resident // max(total, 1)
+    if step_bytes:
+        validation = stitching_bytes(recipe, hardware, sizes)
+        needs = f"a step takes {size_in_memory(step_bytes)} as measured and a validation {size_in_memory(validation)}"
+    else:
+        needs = f"volumes may take {UNMEASURED_SHARE:.0%} of it, since no step was measured"
+    cases = counted(sizes.training_cases, "case")
+    return (
+        f"{there:,} of {cases} ({size_in_memory(resident)}) on the GPU, the rest from pinned memory: "
+        f"{name} has {size_in_memory(_free(hardware))} free, and {needs}"
+    )
+
+
+def _free(hardware: Hardware) -> int:
+    gib = hardware.gpu_gib if hardware.gpu_free_gib is None else hardware.gpu_free_gib
+    return int((gib or 0.0) * GIB)
+
+
+def stitching_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> int:
+    """Of the largest volume: the image, and twice the classes' sums with their weights, in float32."""
+    channels = len(recipe.data.channels)
+    voxels = sizes.largest_case_bytes // (channels * ITEM_BYTES[recipe.data.storage_dtype] + 1)
+    needed = 4 * voxels * (channels + 2 * (recipe.data.class_count + 1))
+    return min(needed, math.floor(_MOST_VALIDATION_SHARE * (hardware.gpu_gib or 0.0) * GIB))
