@@ -88,7 +88,8 @@ class BatchSource(Protocol):
     """Batches from a given sample position on, for ever; how they are made is the implementation's own business.
 
     waited_for: whether the seconds until a batch is there are seconds in which the device has nothing to do. They are not where
-    the device makes its batches itself, in its own order of work.
+    the device makes its batches itself, in its own order of work. Looked at after each batch, it may differ from one to
+    the next.
     """
 
     waited_for: bool

@@ -14,6 +14,7 @@ import typer
 
 from fasttrain.cli.check_command import check_command
 from fasttrain.cli.data_commands import data_app
+from fasttrain.cli.doctor_command import doctor_command
 from fasttrain.cli.figures import one_line
 from fasttrain.cli.printing import print_json
 from fasttrain.cli.recipe_commands import recipes_app
@@ -48,6 +49,7 @@ _EPILOG = "Add --debug for a traceback."
 app.command("train", epilog=_EPILOG)(train_command)
 app.command("resume", epilog=_EPILOG)(resume_command)
 app.command("check", epilog=_EPILOG)(check_command)
+app.command("doctor", epilog=_EPILOG)(doctor_command)
 app.command("evaluate", epilog=_EPILOG)(evaluate_command)
 app.command("predict", epilog=_EPILOG)(predict_command)
 app.add_typer(recipes_app, name="recipes", help="List, show, copy, validate and suggest recipes.")

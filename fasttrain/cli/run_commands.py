@@ -14,6 +14,8 @@ from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_USAGE, RecipeError
+from fasttrain.kernels.compiling import start_early
+from fasttrain.machine.collector import collector_at_rest
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
@@ -90,8 +92,13 @@ def _train(
     dry_run: bool,
     json: bool,
 ) -> int:
-    from fasttrain.engine import run as engine
+    if probably_on_gpu(device):
+        start_early()
+    with collector_at_rest():
+        from fasttrain.engine import run as engine
 
+        if not dry_run:
+            engine.load_for_steps()
     if dry_run:
         view = open_view(sys.stderr)
         try:
@@ -142,7 +149,11 @@ def resume_command(
     if folder.finished():
         print(f"nothing to do: {run} is finished", file=sys.stderr)
     with stop_on_signals() as stop:
-        from fasttrain.engine import run as engine
+        with collector_at_rest():
+            from fasttrain.engine import run as engine
+
+            if not folder.finished():
+                engine.load_for_steps()
 
         if folder.folds.exists():
             from fasttrain.engine.folds import resume_folds

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fasttrain.batches import LoaderSource, Loading, Order, ResidentSource, WindowOrder
+from fasttrain.batches import LoaderSource, Loading, Order, Resident, ResidentSource, WindowOrder, fill
 from fasttrain.data.caches import SmartCache, Told, open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.splits import Split
@@ -17,12 +17,14 @@ from fasttrain.engine.checkpointing import checkpoint_blocks
 from fasttrain.engine.ema import Ema
 from fasttrain.engine.inference import Predictor
 from fasttrain.engine.optim import build_optimizer, learning_rate
+from fasttrain.engine.phases import BUILDING, FILLING
 from fasttrain.engine.plan import Plan
 from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Step
 from fasttrain.engine.trainer import Trainer
 from fasttrain.engine.trial import Candidate, precision_of
 from fasttrain.engine.validation import Validator
+from fasttrain.engine.worker_plan import cutting_threads
 from fasttrain.errors import DataError
 from fasttrain.losses import build_loss
 from fasttrain.machine.cache_folder import cache_folder
@@ -78,13 +80,22 @@ def build_predictor(recipe: Recipe, choice: Candidate, hardware: Hardware) -> Pr
 
 
 def build(
-    recipe: Recipe, plan: Plan, hardware: Hardware, split: Split, progress: CaseProgress, told: Told, epoch: int = 0
+    recipe: Recipe,
+    plan: Plan,
+    hardware: Hardware,
+    split: Split,
+    progress: CaseProgress,
+    told: Told,
+    epoch: int = 0,
+    entered: Callable[[str], None] = lambda phase: None,
 ) -> Assembly:
     """Reads and checks every case, then puts the parts together for a run that goes on in `epoch` (from 0).
 
-    `told` hears what a cache has to say. Raises DataError with every faulty case.
+    `told` hears what a cache has to say, `entered` which phase begins. Raises DataError with every faulty case.
     """
+    entered(FILLING)
     training, validation = _open_all(recipe, plan, split, hardware, progress, told, epoch)
+    entered(BUILDING)
     predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last, plan.fused_layers), hardware)
     network, average = predictor.network, recipe.training.ema
     ema = Ema(network, average.decay) if average is not None else None
@@ -104,7 +115,7 @@ def build(
         plan.cuda_graphs,
     )
     state = TrainState(step)
-    source = _batches(recipe, plan, training, hardware, [case.name for case in split.train], progress, told)
+    source = _batches(recipe, plan, training, hardware, [case.name for case in split.train], told)
     rate = learning_rate(recipe.schedule, recipe.optimizer.learning_rate, plan.sizes.total_steps)
     trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
     validator = Validator(
@@ -121,20 +132,18 @@ def build(
 def _batches(
     recipe: Recipe,
     plan: Plan,
-    training: CaseSource,
+    training: CaseSource | Resident,
     hardware: Hardware,
     names: Sequence[str],
-    progress: CaseProgress,
     told: Told,
 ) -> BatchSource:
     samples, seed = recipe.data.samples_per_case, recipe.training.seed
     per_epoch = plan.sizes.steps_per_epoch * plan.sizes.effective_batch
     order = Order(len(training), samples, seed)
+    if isinstance(training, Resident):
+        return ResidentSource(recipe, training, order, hardware.torch_device, cutting_threads(hardware))
     if isinstance(training, SmartCache):
         order = WindowOrder(training.window.of, samples, seed, per_epoch)
-    if plan.cache == "gpu":
-        copied = lambda done, total: progress("copying cases to the GPU", done, total)  # noqa: E731
-        return ResidentSource(recipe, training, order, hardware.torch_device, copied)
     loading = Loading(
         workers=plan.workers,
         kind="thread" if plan.worker_kind == "thread" else "process",
@@ -153,20 +162,36 @@ def _open_all(
     progress: CaseProgress,
     told: Told,
     epoch: int,
-) -> tuple[CaseSource, CaseSource]:
+) -> tuple[CaseSource | Resident, CaseSource]:
     """Both parts are read before anything is raised, so that one error lists the faulty cases of both."""
-    opened: list[CaseSource] = []
+    training: CaseSource | Resident | None = None
+    validation: CaseSource | None = None
     faults: list[str] = []
-    for part, cases in (("training", split.train), ("validation", split.validation)):
-        try:
-            opened.append(_open(part, recipe, plan, cases, hardware, progress, told, epoch))
-        except DataError as error:
-            faults.extend(error.faults)
-    if faults:
-        for source in opened:
-            source.close()
+    try:
+        training = _open("training", recipe, plan, split.train, progress, told, epoch)
+        if plan.cache == "gpu":
+            training = _on_gpu(training, recipe, plan, hardware, progress, told)
+    except DataError as error:
+        faults.extend(error.faults)
+    try:
+        validation = _open("validation", recipe, plan, split.validation, progress, told, epoch)
+    except DataError as error:
+        faults.extend(error.faults)
+    if training is None or validation is None or faults:
+        if validation is not None:
+            validation.close()
+        if training is not None and not isinstance(training, Resident):
+            training.close()
         raise DataError(faults)
-    return opened[0], opened[1]
+    return training, validation
+
+
+def _on_gpu(
+    source: CaseSource, recipe: Recipe, plan: Plan, hardware: Hardware, progress: CaseProgress, told: Told
+) -> Resident:
+    """Cases are made and copied by the same threads; the host keeps what the GPU has no room for."""
+    copied = lambda done, total: progress("reading training cases to the GPU", done, total)  # noqa: E731
+    return fill(source, recipe, hardware.torch_device, plan.resident_bytes, plan.fill_threads, copied, told)
 
 
 def _open(
@@ -174,14 +199,15 @@ def _open(
     recipe: Recipe,
     plan: Plan,
     cases: Sequence[Case],
-    hardware: Hardware,
     progress: CaseProgress,
     told: Told,
     epoch: int,
 ) -> CaseSource:
+    kind = plan.cache
+    if kind == "gpu":
+        kind = "none" if part == "training" else "memory"
     return open_case_source(
-        # The cases that train go on to the GPU's memory from there
-        "memory" if plan.cache == "gpu" else plan.cache,
+        kind,
         cases,
         Preprocess(recipe, training=part == "training"),
         plan.fill_threads,

@@ -74,7 +74,8 @@ class CapturedStep:
                 if "capturable" in group:
                     group["capturable"] = True
             self._optimizer.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph):
+            # Threads that pin or copy batches go on meanwhile: only what this thread does is recorded
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 loss = self._take(iter(slots))
         finally:
             # A checkpoint should hold numbers, and be taken up on a CPU, too

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fasttrain.engine.remedies import does_not_fit
 from fasttrain.engine.sizes import Sizes
-from fasttrain.engine.trial import Candidate, measure
+from fasttrain.engine.trial import Candidate, held_by_batch, measure
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.allocator import allocator_setting
 from fasttrain.machine.compiler import missing_for_compile
 from fasttrain.machine.hardware import Hardware
 from fasttrain.networks.fused import FUSED_KINDS
 from fasttrain.recipe import Recipe
-from fasttrain.recipe.training_spec import NovogradSpec
+from fasttrain.recipe.training_spec import MuonSpec, NovogradSpec
 from fasttrain.telemetry.events import Event, Message, Progress
 from fasttrain.wording import counted
 
@@ -27,12 +28,15 @@ _COMPILE_PAYS_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class StepChoice:
-    """How a training step is computed. `seconds` is what one took where it was measured; `reasons` by the decision's name."""
+    """How a training step is computed. `seconds` is what one took where it was measured, `held_bytes` what it held of the GPU's
+    memory (0: not measured); `reasons` by the decision's name.
+    """
 
     candidate: Candidate
     checkpointing: bool
     seconds: float | None
     reasons: dict[str, str]
+    held_bytes: int = 0
 
 
 def choose_tf32(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
@@ -92,7 +96,8 @@ def choose_step(
         reasons |= {"amp": amp_reason or stands, "channels_last": layout_reason or stands}
         reasons["activation_checkpointing"] = stands if checkpointing == "auto" else _SET
         choice = Candidate(kept["amp"], kept["channels_last"], fused, captured and not again)
-        return StepChoice(choice, again, None, reasons)
+        same_memory = kept.get("activation_checkpointing") == again and kept.get("cuda_graphs") == choice.captured
+        return StepChoice(choice, again, None, reasons, int(kept.get("step_bytes", 0)) if same_memory else 0)
     candidates = [
         Candidate(amp, channels_last, fused and channels_last, captured and checkpointing != "on")
         for amp in amps
@@ -109,25 +114,38 @@ def choose_step(
     shown = ", ".join(map(str, candidates))
     emit(Message(f"measuring a training step in {counted(len(candidates), 'way')} on {hardware.device_name}: {shown}"))
     told = lambda done, total: emit(Progress("measuring a training step", done, total))  # noqa: E731
-    seconds = measure(recipe, hardware, candidates, again, told)
+    held: dict[Candidate, int] = {}
+    seconds = measure(recipe, hardware, candidates, again, told, held)
     if not seconds and checkpointing == "auto" and hardware.on_gpu:
         again, why = True, f"a step does not fit into {hardware.gpu_gib} GiB without"
         candidates = [replace(candidate, captured=False) for candidate in candidates]
         if captured:
             reasons["cuda_graphs"] = "activation_checkpointing cannot be recorded"
-        seconds = measure(recipe, hardware, candidates, again, told)
+        seconds = measure(recipe, hardware, candidates, again, told, held)
     if not seconds:
-        raise OutOfMemoryError(_does_not_fit(recipe, hardware))
+        few = [size for size in (1, 2) if size < recipe.training.batch_size]
+        by_batch = held_by_batch(recipe, hardware, candidates[0], again, few) if hardware.on_gpu else {}
+        raise OutOfMemoryError(does_not_fit(recipe, hardware, by_batch, again))
     # The first ones are the likely ones: another must be clearly faster, or noise would change the choice from run to run
     least = min(seconds.values())
-    best = next(candidate for candidate in candidates if seconds.get(candidate, least * 9) <= least * _NOISE)
+    best = next(candidate for candidate, value in seconds.items() if value <= least * _NOISE)
+    if captured and not again and not best.captured:
+        reasons["cuda_graphs"] = "a step could not be recorded when it was measured, for want of memory or otherwise"
     measured = _told(seconds, best)
     reasons |= {
         "amp": amp_reason or measured,
         "channels_last": layout_reason or measured,
         "activation_checkpointing": why,
     }
-    return StepChoice(best, again, seconds[best], reasons)
+    return StepChoice(best, again, seconds[best], reasons, held.get(best, 0))
+
+
+def likely_candidate(recipe: Recipe, hardware: Hardware) -> Candidate:
+    """What `choose_step` tries first. Raises MachineError for a precision that the device has not."""
+    amps, _ = _amp_choices(recipe, hardware)
+    fused, _ = _fused_layers(recipe, hardware)
+    captured, _ = _cuda_graphs(recipe, hardware)
+    return Candidate(amps[0], fused or recipe.acceleration.channels_last != "off", fused, captured)
 
 
 def _fused_layers(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
@@ -182,15 +200,6 @@ def _open_on_gpu(recipe: Recipe) -> bool:
     return "auto" in (recipe.acceleration.activation_checkpointing, recipe.acceleration.compile)
 
 
-def _does_not_fit(recipe: Recipe, hardware: Hardware) -> str:
-    training = recipe.training
-    return (
-        f"a training step of {counted(training.batch_size, 'patch', 'patches')} of {list(recipe.patch.size)} does not fit into "
-        f"the {hardware.gpu_gib} GiB of {hardware.device_name}; lower training.batch_size or patch.size, or take a smaller "
-        "network"
-    )
-
-
 def _told(seconds: Mapping[Candidate, float], best: Candidate) -> str:
     shown = ", ".join(f"{candidate} {value * 1000:.0f} ms" for candidate, value in _by_seconds(seconds))
     near = "" if _by_seconds(seconds)[0][0] == best else f"; {best} is no more than 10% behind and the usual choice"
@@ -239,6 +248,8 @@ def choose_fused(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
     """Whether the optimiser updates all weights in one kernel."""
     if isinstance(recipe.optimizer, NovogradSpec):
         return True, "Novograd has one form only, which updates weight by weight"
+    if isinstance(recipe.optimizer, MuonSpec):
+        return True, "Muon has one form only, which updates filters of one shape together"
     setting = recipe.acceleration.fused_optimizer
     return setting != "off", _SET if setting != "auto" else "one kernel for all weights, and no wait for a check"
 

@@ -42,7 +42,8 @@ def end_run(
     progress = fit.progress if fit is not None else None
     seconds = {
         "total": fit.total_seconds() if fit is not None else time.time() - session.began,
-        "to_first_step": fit.first_step_at - session.began if fit is not None and fit.first_step_at else None,
+        "to_first_step": session.start.total,
+        "start": session.start.seconds or None,
         "training": progress.training_seconds if progress else None,
         "validation": progress.validation_seconds if progress else None,
     }

@@ -7,6 +7,7 @@ import time
 
 from fasttrain.engine.build import Assembly
 from fasttrain.engine.patience import lower_rate, out_of_patience
+from fasttrain.engine.phases import FIRST_STEP, TRAINING, VALIDATION
 from fasttrain.engine.pictures import Pictures
 from fasttrain.engine.saving import Saver
 from fasttrain.engine.session import Session
@@ -19,7 +20,7 @@ from fasttrain.recipe.training_spec import PlateauSchedule
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.clock import TimeLeft
 from fasttrain.telemetry.device_monitor import DeviceMonitor
-from fasttrain.telemetry.events import EpochEnded, Message, Progress, StepLogged, ValidationFigures
+from fasttrain.telemetry.events import EpochEnded, FirstStep, Message, Progress, StepLogged, ValidationFigures
 from fasttrain.wording import counted
 
 
@@ -46,7 +47,6 @@ class Fit:
         self.saver = Saver(folder, recipe.output, assembly.state, session.emit, self.total_seconds)
         self.time_left = TimeLeft(recipe.training.epochs, self.trainer.steps_per_epoch, recipe.validation.every)
         self.pictures = Pictures(folder.pictures, recipe, assembly.validator, session.emit, session.stop)
-        self.first_step_at: float | None = None
         self.last_scores: Scores | None = None
 
     def run(self) -> None:
@@ -68,11 +68,15 @@ class Fit:
     def _train_epoch(self) -> bool:
         """The rest of the open epoch; False where a stop was asked for."""
         window = _Window()
+        self.session.enter(TRAINING if self.session.start.over else FIRST_STEP)
         for report in self.trainer.steps():
-            if self.first_step_at is None:
-                self.first_step_at = time.time()
-                if self.trainer.step.warning is not None:
-                    self.emit(Message(self.trainer.step.warning, "warning"))
+            if not self.session.start.over:
+                self.session.enter(TRAINING)
+                self.emit(FirstStep(self.session.start.total or 0.0, self.session.start.seconds))
+            if self.trainer.step.warning is not None:
+                # Of the first step where compiling failed, of a later one where recording did
+                self.emit(Message(self.trainer.step.warning, "warning"))
+                self.trainer.step.warning = None
             window.add(report)
             if report.step % self.recipe.output.log_every == 0:
                 self._log(report, window)
@@ -152,6 +156,7 @@ class Fit:
         return True
 
     def _validate(self) -> ValidationFigures:
+        self.session.enter(VALIDATION)
         scores = self.assembly.validator.run(
             self.stop,
             lambda done, total: self.emit(Progress("validating", done, total)),

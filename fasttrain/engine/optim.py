@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fasttrain.engine.muon import Muon
 from fasttrain.engine.novograd import DeviceNovograd
 from fasttrain.recipe.training_spec import (
     AdamSpec,
     AdamWSpec,
     CosineSchedule,
+    MuonSpec,
     NovogradSpec,
     OneCycleSchedule,
     OptimizerSpec,
@@ -73,17 +75,28 @@ def _novograd(spec: NovogradSpec, parameters: Iterable[nn.Parameter], fused: boo
     )
 
 
+def _muon(spec: MuonSpec, parameters: Iterable[nn.Parameter], fused: bool) -> Optimizer:
+    return Muon(
+        parameters,
+        lr=spec.learning_rate,
+        momentum=spec.momentum,
+        betas=(spec.beta1, spec.beta2),
+        weight_decay=spec.weight_decay,
+    )
+
+
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": _sgd,
     "adamw": _adamw,
     "adam": _adam,
     "novograd": _novograd,
+    "muon": _muon,
 }
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter], fused: bool = True) -> Optimizer:
     """The optimiser of a recipe. With `fused`, torch's own update all weights in one kernel and leave a step out on a flag that
-    stays on the device; without, they are torch's default and the host decides. Novograd is ours and always obeys the flag.
+    stays on the device; without, they are torch's default and the host decides. Novograd and Muon are ours and always obey it.
     """
     return OPTIMIZERS[spec.kind](spec, list(parameters), fused)
 

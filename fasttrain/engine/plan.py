@@ -8,6 +8,7 @@ from typing import Any
 
 from fasttrain.engine import choices
 from fasttrain.engine.decisions import Decision
+from fasttrain.engine.gpu_memory import resident_bytes
 from fasttrain.engine.memory_plan import choose_cache, choose_fill_threads, memory_need
 from fasttrain.engine.sizes import Sizes
 from fasttrain.engine.worker_plan import choose_workers
@@ -41,6 +42,10 @@ class Plan:
     pin_memory: bool
     copy_stream: bool
     decisions: tuple[Decision, ...]
+    step_bytes: int = 0
+    """What a measured step held of the GPU's memory; 0: none was measured."""
+    resident_bytes: int = 0
+    """Of the GPU's memory that the volumes of training cases are to take."""
 
     def record(self) -> dict[str, Any]:
         """Plain values for `plan.json`."""
@@ -89,11 +94,12 @@ def make_plan(
     decide("compile", compiled, why)
     fused, why = choices.choose_fused(recipe, hardware)
     decide("fused_optimizer", fused, why)
-    cache, why = choose_cache(recipe, hardware, sizes, former)
+    cache, why = choose_cache(recipe, hardware, sizes, former, step_bytes=step.held_bytes)
     decide("cache", cache, why)
-    filling, why = choose_fill_threads(recipe, hardware, sizes, cache)
+    resident = resident_bytes(recipe, hardware, sizes, step.held_bytes) if cache == "gpu" else 0
+    filling, why = choose_fill_threads(recipe, hardware, sizes, cache, resident=resident)
     decide("fill_threads", filling, why)
-    need = memory_need(recipe, hardware, sizes, cache)
+    need = memory_need(recipe, hardware, sizes, cache, resident=resident)
     feeding = choose_workers(
         recipe, hardware, cache, hardware.memory_free_gib * GIB - need.volumes - need.validation, sizes.build_bytes
     )
@@ -124,4 +130,6 @@ def make_plan(
         pin_memory=pinned,
         copy_stream=streamed,
         decisions=tuple(decisions),
+        step_bytes=step.held_bytes,
+        resident_bytes=resident,
     )

@@ -12,15 +12,18 @@ from typing import Any
 from fasttrain.data.caches import build_bytes, estimate_bytes
 from fasttrain.data.finding import cases_for
 from fasttrain.data.location import data_root
+from fasttrain.data.seen_files import SEEN
 from fasttrain.data.sources.unlabelled import channel_suffixes
 from fasttrain.data.splits import Split
 from fasttrain.engine.failures import explaining
+from fasttrain.engine.kernels_ahead import compiling_ahead
 from fasttrain.engine.outline import Outline, outline_of
 from fasttrain.engine.plan import Plan, make_plan
 from fasttrain.engine.sizes import sizes_of
 from fasttrain.engine.sound_cases import sound_cases
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import StorageError
+from fasttrain.machine.cudnn import slow_cudnn
 from fasttrain.machine.hardware import Hardware, environment_record, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe
@@ -33,7 +36,8 @@ from fasttrain.telemetry.tensorboard import require_tensorboard
 class Prepared:
     """A run that is decided but not begun: everything that `--dry-run` shows.
 
-    `split` holds sound cases alone; skipped: {case name: faults} of those that `data.bad_cases: skip` left out of it.
+    `split` holds sound cases alone; skipped: {case name: faults} of those that `data.bad_cases: skip` left out of it;
+    contents: {case name: digest of its voxels and grid}.
     """
 
     recipe: Recipe
@@ -43,6 +47,7 @@ class Prepared:
     plan: Plan
     outline: Outline
     skipped: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)
 
 
 def prepare(
@@ -53,32 +58,50 @@ def prepare(
     former: Mapping[str, Any] | None = None,
     former_device: str | None = None,
     stop: StopRequest | None = None,
+    ended: Callable[[str], None] = lambda part: None,
 ) -> Prepared:
     """Finds cases, parts them, checks every one, looks at the machine and decides the plan.
 
     `former` is the plan of the run that goes on here: cases that were left out when it began stay out. Nothing is written but a
-    phantom's data and, in fasttrain's cache folder, what the check found, also where `stop` ends it. Raises RecipeError,
+    phantom's data and, in fasttrain's cache folder, what the check found, also where `stop` ends it. `ended` hears which part of
+    the start is over (`start_clock.PARTS`). Raises RecipeError,
     DataError (with all faults of all cases, unless the recipe leaves such cases out), MachineError, and Stopped.
     """
     if recipe.output.tensorboard:
         require_tensorboard()
     hardware = survey(device)
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
+    ended("device")
     # The arguments of a network by name are checked by MONAI alone, which should not wait until the cases are read
     outline = outline_of(recipe)
+    ended("plan")
     root = data_root(recipe, data, os.environ)
     found = cases_for(recipe.data, root)
     for warning in found.warnings:
         emit(Message(warning, "warning"))
-    split, skipped = sound_cases(recipe, root, found, former, emit, stop or StopRequest())
+    with compiling_ahead(recipe, hardware):
+        split, skipped, contents = sound_cases(recipe, root, found, former, emit, stop or StopRequest())
+    SEEN.stop_keeping()
+    ended("check")
     counts = (len(split.train), len(split.validation), len(split.test))
     validated = [estimate_bytes([case], recipe) for case in split.validation]
-    kept = estimate_bytes(split.train, recipe) + sum(validated)
+    trained = estimate_bytes(split.train, recipe)
     built = build_bytes([*split.train, *split.validation], recipe)
-    sizes = sizes_of(recipe, counts, kept, max(validated, default=0), built)
+    sizes = sizes_of(recipe, counts, trained + sum(validated), max(validated, default=0), built, trained)
     with explaining(recipe):
         plan = make_plan(recipe, hardware, sizes, former, former_device, emit)
-    return Prepared(recipe, hardware, root, split, plan, outline, skipped)
+    if (slow := slow_convolutions(recipe, hardware, plan)) is not None:
+        emit(Message(slow, "warning"))
+    return Prepared(recipe, hardware, root, split, plan, outline, skipped, contents)
+
+
+def slow_convolutions(recipe: Recipe, hardware: Hardware, plan: Plan) -> str | None:
+    """What the machine's cuDNN makes slow in this run, and what to install instead; None where nothing is."""
+    affected = hardware.on_gpu and recipe.dimensions == 3 and plan.amp != "off"
+    slow = slow_cudnn(hardware.cudnn) if affected else None
+    if slow is None or not plan.channels_last:
+        return slow
+    return f"{slow}; this run is channels-last, so that only layers which change the layout are slow"
 
 
 def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text: str) -> None:
@@ -93,6 +116,7 @@ def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text
     skipped = {name: list(faults) for name, faults in prepared.skipped.items()}
     outline = {"outline": prepared.outline.text, "parameters": prepared.outline.parameters}
     more = {**outline, "cases": names, "skipped_cases": skipped, "channel_suffixes": suffixes, "recipe_sha256": digest}
+    more["case_contents"] = prepared.contents
     write_json(folder.plan, {**prepared.plan.record(), **more})
 
 

@@ -9,15 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.checkpoints import ReadCheckpoint, newest_good
+from fasttrain.data.seen_files import SEEN
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.ending import RunResult, end_run
 from fasttrain.engine.failures import explained
 from fasttrain.engine.fit import Fit
+from fasttrain.engine.gpu_memory import stitching_bytes
+from fasttrain.engine.phases import TRAINING
 from fasttrain.engine.preparing import Prepared, prepare, read_start, recipe_changed, record_start
 from fasttrain.engine.session import Session
-from fasttrain.engine.sound_cases import check_same_cases
+from fasttrain.engine.sound_cases import changed_text, check_same_cases
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import RecipeError, StorageError
+from fasttrain.engine.validation_memory import prepare_validation
+from fasttrain.errors import FasttrainError, RecipeError, StorageError
+from fasttrain.machine.limits import memory_free
 from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.recipe import ResolvedRecipe, resolve
 from fasttrain.run_folder import RunFolder, new_run_path, write_whole
@@ -29,7 +34,15 @@ from fasttrain.telemetry.pictures import drop_pictures
 from fasttrain.telemetry.tensorboard import TensorBoardLog
 from fasttrain.wording import counted
 
+_SHARE_FOR_FILES = 8
+"""One part in so many of the free memory may hold files that the check read until the cache is made of them."""
+
 __all__ = ["RunResult", "Prepared", "prepare", "resume", "train"]
+
+
+def load_for_steps() -> None:
+    """Imports what torch loads by itself when the first optimiser is made, which takes a second."""
+    import torch._dynamo  # noqa: F401
 
 
 def train(
@@ -55,7 +68,9 @@ def train(
     try:
         folder.check_new()
         root = Path(data) if data is not None else None
-        prepared = prepare(resolved.recipe, root, device, session.emit, stop=session.stop)
+        SEEN.keep(memory_free()[0] // _SHARE_FOR_FILES)
+        session.start.ended("import")
+        prepared = prepare(resolved.recipe, root, device, session.emit, None, None, session.stop, session.start.ended)
         folder.create()
         session.stop.begun = True
         text = resolved.as_yaml()
@@ -65,6 +80,7 @@ def train(
             stream.write(text.encode())
         return _carry_out(folder, prepared, session, saved=None)
     finally:
+        SEEN.forget()
         folder.release()
         session.close()
 
@@ -105,12 +121,17 @@ def resume(
             )
         saved = _newest_checkpoint(folder)
         then = start["hardware"]["device_name"]
-        prepared = prepare(recipe, root, chosen, session.emit, plan, then, session.stop)
+        SEEN.keep(memory_free()[0] // _SHARE_FOR_FILES)
+        session.start.ended("import")
+        prepared = prepare(recipe, root, chosen, session.emit, plan, then, session.stop, session.start.ended)
         check_same_cases(plan["cases"], prepared.split, prepared.root)
+        if (changed := changed_text(plan.get("case_contents", {}), prepared.contents)) is not None:
+            session.emit(Message(changed, "warning"))
         session.stop.begun = True
         _drop_newer_rows(folder, saved, session)
         return _carry_out(folder, prepared, session, saved)
     finally:
+        SEEN.forget()
         folder.release()
         session.close()
 
@@ -146,18 +167,23 @@ def _carry_out(folder: RunFolder, prepared: Prepared, session: Session, saved: R
         session.emit(_started(folder, prepared, saved))
         raise_open_file_limit()
         prepare_torch(prepared.plan, hardware)
+        session.phases.watch(hardware.torch_device)
         epoch = int(saved.state["progress"]["epoch"]) if saved is not None else 0
         told = lambda text, level: session.emit(Message(text, level))  # noqa: E731
-        assembly = build(recipe, prepared.plan, hardware, prepared.split, _case_progress(session), told, epoch)
+        assembly = build(
+            recipe, prepared.plan, hardware, prepared.split, _case_progress(session), told, epoch, session.enter
+        )
+        SEEN.forget()
         if saved is not None:
             _restore(assembly, saved, session)
         fit = Fit(assembly, recipe, folder, session, monitor)
+        _prepare_validation(assembly, prepared, session)
         fit.run()
         return end_run(folder, prepared, session, fit, failure=None)
     except Stopped:
         return end_run(folder, prepared, session, fit, failure=None)
     except BaseException as error:
-        known = explained(error, recipe, prepared.plan.workers)
+        known = _explained(error, prepared, session, fit)
         end_run(folder, prepared, session, fit, failure=known or error)
         if known is not None:
             raise known from error
@@ -166,6 +192,23 @@ def _carry_out(folder: RunFolder, prepared: Prepared, session: Session, saved: R
         monitor.close()
         if assembly is not None:
             assembly.close()
+
+
+def _prepare_validation(assembly: Assembly, prepared: Prepared, session: Session) -> None:
+    plan, warn = prepared.plan, lambda text: session.emit(Message(text, "warning"))
+    decision = prepare_validation(assembly.validator, plan.step_bytes, plan.cuda_graphs, warn)
+    if decision is not None:
+        session.emit(Message(f"{decision.name}: {decision.value} ({decision.reason})"))
+
+
+def _explained(error: BaseException, prepared: Prepared, session: Session, fit: Fit | None) -> FasttrainError | None:
+    """The user's sentence, with the phase in which the error came and, on a GPU, what each held."""
+    plan, phase = prepared.plan, session.phases.now
+    if phase == TRAINING and fit is not None:
+        phase = f"training step {fit.progress.step + 1}"
+    stitching = stitching_bytes(prepared.recipe, prepared.hardware, plan.sizes)
+    state = session.phases.state(session.phases.now, plan.resident_bytes, plan.step_bytes, stitching)
+    return explained(error, prepared.recipe, plan.workers, state, phase, plan.activation_checkpointing)
 
 
 def _case_progress(session: Session) -> Callable[[str, int, int], None]:

@@ -13,8 +13,8 @@ from fasttrain.recipe import Recipe
 class Sizes:
     """What a run will do, in numbers. `batch_size` is patches per forward pass, `effective_batch` per optimiser step.
 
-    `cache_bytes` are those of all preprocessed cases, `largest_case_bytes` of the largest that is validated, `build_bytes` what
-    making the largest takes at its worst; 0: not known.
+    `cache_bytes` are those of all preprocessed cases, `training_bytes` of those that train, `largest_case_bytes` of the
+    largest that is validated, `build_bytes` what making the largest takes at its worst; 0: not known.
     """
 
     training_cases: int
@@ -30,13 +30,21 @@ class Sizes:
     cache_bytes: int
     largest_case_bytes: int = 0
     build_bytes: int = 0
+    training_bytes: int = 0
 
 
 def sizes_of(
-    recipe: Recipe, cases: tuple[int, int, int], cache_bytes: int, largest_case_bytes: int = 0, build_bytes: int = 0
+    recipe: Recipe,
+    cases: tuple[int, int, int],
+    cache_bytes: int,
+    largest_case_bytes: int = 0,
+    build_bytes: int = 0,
+    training_bytes: int | None = None,
 ) -> Sizes:
-    """`cases`: training, validation and test cases. An epoch is a pass over the training cases in whole steps (the last one
-    reaches into the next pass), or `training.iterations_per_epoch` steps; under `smart` a pass over the cases that it holds.
+    """`cases`: training, validation and test cases; without `training_bytes` all that is kept may be for training.
+
+    An epoch is a pass over the training cases in whole steps (the last one reaches into the next pass), or
+    `training.iterations_per_epoch` steps; under `smart` a pass over the cases that it holds.
     """
     training, cache = recipe.training, recipe.data.cache
     effective = training.batch_size * training.accumulate
@@ -57,4 +65,5 @@ def sizes_of(
         cache_bytes=cache_bytes,
         largest_case_bytes=largest_case_bytes,
         build_bytes=build_bytes,
+        training_bytes=cache_bytes if training_bytes is None else training_bytes,
     )

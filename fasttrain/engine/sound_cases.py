@@ -19,9 +19,13 @@ from fasttrain.machine.limits import cpu_limit
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case
 from fasttrain.telemetry.events import Event, Message, Progress
+from fasttrain.wording import counted
 
 Faults = dict[str, tuple[str, ...]]
 """{case name: its faults}."""
+Contents = dict[str, str]
+"""{case name: a digest of voxels and grid}."""
+_MOST_NAMED = 3
 
 
 def sound_cases(
@@ -31,8 +35,8 @@ def sound_cases(
     former: Mapping[str, Any] | None,
     emit: Callable[[Event], None],
     stop: StopRequest,
-) -> tuple[Split, Faults]:
-    """The split less the cases that are left out, and the faults of these.
+) -> tuple[Split, Faults, Contents]:
+    """The split less the cases that are left out, the faults of these, and what each case that is used holds.
 
     Raises DataError with all faults of all cases where the recipe does not leave faulty ones out, and of those that the run
     `former` trained on; Stopped where `stop` was asked for, once what was read is remembered.
@@ -55,7 +59,8 @@ def sound_cases(
     told = {name: faults for name, faults in out.items() if name not in mended}
     for warning in (*checked.warnings, *skipped_text(told)):
         emit(Message(warning, "warning"))
-    return left, out
+    used = {case.name for case in (*left.train, *left.validation)}
+    return left, out, {one.case.name: one.content for one in checked.cases if one.case.name in used}
 
 
 def check_same_cases(recorded: Mapping[str, list[str]], split: Split, root: Path) -> None:
@@ -71,6 +76,22 @@ def check_same_cases(recorded: Mapping[str, list[str]], split: Split, root: Path
             )
     if faults:
         raise DataError(faults)
+
+
+def changed_text(recorded: Mapping[str, str], contents: Contents) -> str | None:
+    """The sentence about cases that no longer hold what they held when the run began; None where all do.
+
+    recorded: what `plan.json` has; of cases that are not in it nothing is known.
+    """
+    changed = sorted(name for name, content in contents.items() if recorded.get(name, content) != content)
+    if not changed:
+        return None
+    shown = ", ".join(changed[:_MOST_NAMED]) + (" …" if len(changed) > _MOST_NAMED else "")
+    hold = "no longer holds what it" if len(changed) == 1 else "no longer hold what they"
+    return (
+        f"{counted(len(changed), 'case')} of {len(contents):,} {hold} held when the run began ({shown}): training goes on with "
+        "what is there now, so its losses are not those of an unbroken run; for these bring the files back, or begin anew"
+    )
 
 
 @dataclass(frozen=True)

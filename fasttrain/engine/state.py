@@ -11,7 +11,7 @@ from fasttrain.engine.step import Step
 from fasttrain.errors import RecipeError, StorageError
 
 _MARKS = ("betas", "momentum", "grad_averaging", "decoupled_weight_decay")
-"""What tells SGD, Adam, AdamW and Novograd apart among a group's settings; others come and go with torch's versions."""
+"""What tells SGD, Adam, AdamW, Novograd and Muon apart among a group's settings; others come and go with torch's versions."""
 
 
 @dataclass

@@ -106,20 +106,27 @@ class Step:
         return total
 
     def _by_graph(self, graph: CapturedStep, batches: list[Batch], learning_rate: float) -> Tensor:
-        if graph.due:
-            try:
-                graph.record(batches, learning_rate)
-            except Exception as error:
-                if isinstance(error, FasttrainError):
-                    raise
-                # Recording computed nothing: the step is still to be taken
-                told = " ".join(str(error).split()) or type(error).__name__
-                self.warning = f"the step could not be recorded as a CUDA graph, so it runs without: {told[:200]}"
-                self._captured = None
-                return self._take(iter(batches))
+        if graph.due and not self._recorded(graph, batches, learning_rate):
+            # Recording computed nothing: the step is still to be taken, with the memory that the recording held
+            self._captured = None
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            return self._take(iter(batches))
         if graph.recorded and graph.fits(batches):
             return graph.replay(batches, learning_rate)
         return graph.take_apart(batches)
+
+    def _recorded(self, graph: CapturedStep, batches: list[Batch], learning_rate: float) -> bool:
+        """Whether it could be; where not, `warning` says why, and nothing is left that holds on to what was recorded."""
+        try:
+            graph.record(batches, learning_rate)
+        except FasttrainError:
+            raise
+        except Exception as error:
+            told = " ".join(str(error).split()) or type(error).__name__
+            self.warning = f"the step could not be recorded as a CUDA graph, so it runs without: {told[:200]}"
+            return False
+        return True
 
     def _pass(self, batch: Batch) -> Tensor:
         """Forward and backward of one batch; returns its share of the step's loss."""

@@ -59,7 +59,7 @@ class Trainer:
         self.step.network.train()
         self._take_up_sums()
         if self._batches is None:
-            self._batches = _Timed(self.source.batches(progress.position), self.source.waited_for)
+            self._batches = _Timed(self.source, progress.position)
         while progress.step_in_epoch < self.steps_per_epoch:
             began = time.perf_counter()
             self._batches.wait_seconds = 0.0
@@ -141,16 +141,16 @@ class Trainer:
 class _Timed(Iterator[Batch]):
     """A stream of batches that measures how long the trainer waited for it, if it is one that is waited for."""
 
-    def __init__(self, batches: Iterator[Batch], waited_for: bool) -> None:
-        self._batches = batches
-        self._waited_for = waited_for
+    def __init__(self, source: BatchSource, first_position: int) -> None:
+        self._source = source
+        self._batches = source.batches(first_position)
         self.wait_seconds = 0.0
         self.patches = 0
 
     def __next__(self) -> Batch:
         began = time.perf_counter()
         batch = next(self._batches)
-        if self._waited_for:
+        if self._source.waited_for:
             self.wait_seconds += time.perf_counter() - began
         self.patches += batch.image.shape[0]
         return batch

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -27,6 +28,11 @@ HOPELESS = 3.0
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
 _BUDGET_SECONDS = 8.0
 _MOST_PATCHES_ON_A_CPU = 2
+
+
+class NotRecorded(Exception):  # noqa: N818 - not an error: the step was taken without
+    """A step that was to be recorded as a CUDA graph was not."""
+
 
 Key = TypeVar("Key")
 Told = Callable[[int, int], None]
@@ -60,8 +66,13 @@ def measure(
     candidates: list[Candidate],
     checkpointing: bool = False,
     told: Told = lambda done, total: None,
+    held: dict[Candidate, int] | None = None,
 ) -> dict[Candidate, float]:
-    """Seconds of one training step for each candidate, the least of a few; the most promising come first.
+    """Seconds of one training step for each candidate, the least of a few; the most promising come first. `held` takes the bytes
+    of a GPU's memory that each held at most, a recorded graph's among them.
+
+    A candidate that cannot be recorded as a CUDA graph, for want of memory or otherwise, is measured without, and stands in the
+    result as that.
 
     On a CPU the candidates take turns, since other processes come and go there. On a GPU one is measured after the other, since
     it is asked too whether a step fits into its memory: a candidate that does not is left out. Leaves torch's generators as they
@@ -75,12 +86,51 @@ def measure(
         seconds: dict[Candidate, float] = {}
         for number, candidate in enumerate(candidates):
             told(number, len(candidates))
-            try:
-                seconds[candidate] = _seconds_of(recipe, device, candidate, checkpointing)
-            except torch.OutOfMemoryError:
+            for way in dict.fromkeys((candidate, replace(candidate, captured=False))):
+                before = torch.cuda.memory_reserved(device)
+                torch.cuda.reset_peak_memory_stats(device)
+                with contextlib.suppress(torch.OutOfMemoryError, NotRecorded):
+                    seconds[way] = _seconds_of(recipe, device, way, checkpointing)
+                    if held is not None:
+                        held[way] = torch.cuda.max_memory_reserved(device) - before
                 # What was tried is no longer referred to, and can be given back for the next one
                 torch.cuda.empty_cache()
+                if way in seconds:
+                    break
         return seconds
+
+
+def rehearse(recipe: Recipe, hardware: Hardware, candidate: Candidate) -> None:
+    """One training step of a network that is thrown away; cuDNN chooses its ways for these shapes. Leaves torch's generators as
+    they were.
+    """
+    device = hardware.torch_device
+    with torch.random.fork_rng(devices=[device]):
+        timer = _timer(recipe, device, replace(candidate, captured=False), _learner(recipe, device, candidate, False))
+        timer()
+
+
+def held_by_batch(
+    recipe: Recipe, hardware: Hardware, candidate: Candidate, checkpointing: bool, sizes: Sequence[int]
+) -> dict[int, int]:
+    """Bytes of the GPU's memory that a step of so many patches held at most; sizes that do not fit are left out."""
+    device, held = hardware.torch_device, {}
+    alone = replace(candidate, captured=False)
+    with torch.random.fork_rng(devices=[device]):
+        for size in sizes:
+            training = recipe.training.model_copy(update={"batch_size": size})
+            before = torch.cuda.memory_reserved(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            with contextlib.suppress(torch.OutOfMemoryError):
+                smaller = recipe.model_copy(update={"training": training})
+                timer = _timer(smaller, device, alone, _learner(smaller, device, alone, checkpointing))
+                # The second one holds the optimiser's state as well
+                timer()
+                timer()
+                held[size] = torch.cuda.max_memory_reserved(device) - before
+                del timer
+            torch.cuda.empty_cache()
+    return held
 
 
 def least_seconds(
@@ -124,8 +174,12 @@ def _made_batch(recipe: Recipe, device: torch.device) -> Batch:
 
 
 def _seconds_of(recipe: Recipe, device: torch.device, candidate: Candidate, checkpointing: bool) -> float:
-    timer = _timer(recipe, device, candidate, _learner(recipe, device, candidate, checkpointing))
-    return min(timer() for _ in range(MOST_ROUNDS))
+    step = _step(recipe, device, candidate, _learner(recipe, device, candidate, checkpointing))
+    batch = _made_batch(recipe, device)
+    seconds = min(_timed(step, batch, device) for _ in range(MOST_ROUNDS))
+    if step.warning is not None:
+        raise NotRecorded(step.warning)
+    return seconds
 
 
 Learner = tuple[nn.Module, Optimizer]
@@ -157,12 +211,15 @@ def _learner(recipe: Recipe, device: torch.device, candidate: Candidate, checkpo
 
 
 def _timer(recipe: Recipe, device: torch.device, candidate: Candidate, learner: Learner) -> Callable[[], float]:
+    step, batch = _step(recipe, device, candidate, learner), _made_batch(recipe, device)
+    return lambda: _timed(step, batch, device)
+
+
+def _step(recipe: Recipe, device: torch.device, candidate: Candidate, learner: Learner) -> Step:
     network, optimizer = learner
     precision = precision_of(candidate, device.type, recipe.dimensions)
     loss = build_loss(recipe.loss, recipe.data.ignore_label is not None)
-    step = Step(network, loss, optimizer, precision, accumulate=1, captured=candidate.captured)
-    batch = _made_batch(recipe, device)
-    return lambda: _timed(step, batch, device)
+    return Step(network, loss, optimizer, precision, accumulate=1, captured=candidate.captured)
 
 
 def _timed(step: Step, batch: Batch, device: torch.device) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fasttrain.batches import box_bytes, slot_count
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.recipe import Recipe
 from fasttrain.wording import counted
@@ -13,6 +14,7 @@ from fasttrain.wording import counted
 WORKER_BYTES = 128 << 20
 """What a forked worker writes to and so no longer shares with the trainer: mostly the interpreter's own pages."""
 _MOST_AUTO_WORKERS = 8
+_MOST_CUTTING_THREADS = 4
 _SHARED_SHARE = 0.9
 _SET = "set in the recipe"
 _AHEAD = "batches that each worker has ready"
@@ -42,6 +44,16 @@ def batch_bytes(recipe: Recipe) -> int:
 def batches_held(hardware: Hardware) -> int:
     """Batches that the trainer holds beside those that workers have ready: the step's, and on a GPU the one that is copied."""
     return 2 if hardware.on_gpu else 1
+
+
+def cutting_threads(hardware: Hardware) -> int:
+    """Threads that cut boxes of cases for which the GPU has no room: each one's speed is that of memory."""
+    return max(1, min(hardware.cpus - 1, _MOST_CUTTING_THREADS))
+
+
+def cut_bytes(recipe: Recipe, hardware: Hardware) -> int:
+    """Pinned memory in which they lie."""
+    return slot_count(cutting_threads(hardware)) * box_bytes(recipe)
 
 
 def wanted_workers(recipe: Recipe, hardware: Hardware, cache: str) -> tuple[int, str]:

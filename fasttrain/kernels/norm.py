@@ -90,7 +90,9 @@ def plain(
 ) -> Tensor:
     """The same as `normalise` in torch's own operations, for any device; dropout has other draws."""
     if over.shared > 1 or (over.images and running is None):
-        y = functional.group_norm(x, x.shape[1] // over.shared, weight, bias, over.epsilon)
+        # A GPU's group_norm takes weights of its input's type alone
+        given = x if weight is None else x.to(weight.dtype)
+        y = functional.group_norm(given, x.shape[1] // over.shared, weight, bias, over.epsilon).to(x.dtype)
     else:
         mean, var = running if running is not None else (None, None)
         y = functional.batch_norm(x, mean, var, weight, bias, True, over.momentum, over.epsilon)

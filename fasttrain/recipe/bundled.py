@@ -15,4 +15,4 @@ def bundled_folder() -> Path:
 
 def bundled_recipes() -> dict[str, Path]:
     """Name → file, sorted by name."""
-    return {path.stem: path for path in sorted(bundled_folder().glob("*.yaml"))}
+    return {path.stem: path for path in sorted(bundled_folder().glob("*.yaml"), key=lambda path: path.stem)}

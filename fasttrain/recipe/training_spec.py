@@ -161,7 +161,21 @@ class NovogradSpec(Spec):
     grad_averaging: bool = False
 
 
-OptimizerSpec = Annotated[SGDSpec | AdamWSpec | AdamSpec | NovogradSpec, Field(discriminator="kind")]
+class MuonSpec(Spec):
+    """Muon (Jordan et al. 2024; scaled as Liu et al. 2025 do) for the filters of convolutions, AdamW for all other weights.
+
+    The learning rate is that of both, as for `adamw`; `momentum` is Muon's, `beta1` and `beta2` are AdamW's.
+    """
+
+    kind: Literal["muon"]
+    learning_rate: PositiveFloat = 1e-3
+    momentum: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.95
+    beta1: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.95
+    weight_decay: NonNegativeFloat = 1e-2
+
+
+OptimizerSpec = Annotated[SGDSpec | AdamWSpec | AdamSpec | NovogradSpec | MuonSpec, Field(discriminator="kind")]
 
 
 class _Schedule(Spec):

@@ -43,6 +43,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"kind": "adam", "learning_rate": 1e-2},
     {"kind": "sgd", "learning_rate": 0.1, "momentum": 0.9},
     {"kind": "novograd", "learning_rate": 2e-2},
+    {"kind": "muon", "learning_rate": 1e-2},
 ]
 FLAT = (16, 24)
 SCHEDULES: list[dict[str, Any]] = [{"kind": kind} for kind in ("constant", "poly", "cosine", "one_cycle")]

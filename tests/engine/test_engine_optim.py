@@ -19,6 +19,7 @@ from fasttrain.recipe.training_spec import (
     AdamSpec,
     AdamWSpec,
     CrossEntropyLossSpec,
+    MuonSpec,
     NovogradSpec,
     OneCycleSchedule,
     OptimizerSpec,
@@ -31,6 +32,7 @@ SPECS: dict[str, OptimizerSpec] = {
     "adamw": AdamWSpec(kind="adamw"),
     "adam": AdamSpec(kind="adam", weight_decay=1e-2),
     "novograd": NovogradSpec(kind="novograd", weight_decay=1e-3, grad_averaging=True),
+    "muon": MuonSpec(kind="muon"),
 }
 every = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 

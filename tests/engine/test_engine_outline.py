@@ -1,6 +1,8 @@
 """The line that says what is trained: parameters are those of the network that is built, and nothing is drawn for it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,21 @@ def test_parameters_are_those_of_the_network(tiny, told: str) -> None:
     network = build_network(recipe.network, recipe.patch.size, 1, recipe.output_channels)
     assert found.parameters == sum(parameter.numel() for parameter in network.parameters())
     assert found.text.startswith(f"{told}, ")
+
+
+LIGHT = """
+import sys
+from fasttrain.engine.outline import outline_of
+from fasttrain.recipe import resolve
+print(outline_of(resolve("hippocampus").recipe).parameters)
+print([name for name in ("torch._dynamo", "sympy", "scipy.signal", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_counting_loads_no_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["5600963", "[]"]
 
 
 def test_the_line_names_what_decides_the_learning(tiny) -> None:

@@ -12,6 +12,7 @@ from fasttrain.delivery import open_run
 from fasttrain.engine.run import RunResult, prepare, resume
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import DataError, MachineError, RecipeError, StorageError
+from fasttrain.telemetry.event_log import read_events
 from fasttrain.telemetry.events import EpochEnded, Event, Progress, StepLogged
 from fasttrain.telemetry.metrics_csv import read_metrics
 
@@ -63,6 +64,12 @@ def test_a_run_leaves_what_the_readme_says(whole_run: RunResult) -> None:
     assert summary["exit_code"] == whole_run.exit_code == 0
     assert summary["best"]["metric"] == "val_dice"
     assert 0 < summary["seconds"]["to_first_step"] < summary["seconds"]["total"]
+    start = summary["seconds"]["start"]
+    assert list(start) == ["import", "device", "check", "plan", "read", "build", "first_step"]
+    assert all(seconds > 0 for seconds in start.values())
+    assert sum(start.values()) == pytest.approx(summary["seconds"]["to_first_step"], abs=1e-3)
+    told = [event for event in read_events(run / "events.jsonl") if event["event"] == "FirstStep"]
+    assert [event["parts"] for event in told] == [start]
     assert summary["steps"] == 20
     table = read_metrics(run / "metrics.csv")
     assert [row["epoch"] for row in table] == [1, 2, 3, 4]

@@ -8,10 +8,10 @@ import torch
 
 from fasttrain.delivery import evaluate, open_run, predict
 from fasttrain.engine import inference
-from fasttrain.engine.inference import Ensemble, telling
+from fasttrain.engine.inference import Ensemble, Predictor, telling
 from fasttrain.engine.run import RunResult
+from fasttrain.engine.step import Precision
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.samples import Sample
 
 
 @pytest.fixture
@@ -37,19 +37,23 @@ def test_windows_are_told_once_a_second_and_not_in_a_short_case(clock: Callable[
     assert telling(None, 0, 1, "quiet") is None
 
 
-def test_an_ensemble_counts_the_windows_of_all_its_networks() -> None:
-    class Member:
-        def probabilities(self, sample: Sample, told: Callable[[int, int], None] | None) -> torch.Tensor:
-            if told is not None:
-                told(1, 2)
-                told(2, 2)
-            return torch.ones(2, 4, 4, 4)
+def test_an_ensemble_tells_of_a_window_when_all_its_networks_have_answered(tiny) -> None:
+    recipe = tiny(validation__window={"overlap": 0.0, "batch_size": 2}).recipe
+    calls: list[int] = []
 
-    told: list[tuple[int, int]] = []
-    ensemble = Ensemble([Member(), Member(), Member()])  # type: ignore[list-item]
-    ensemble.probabilities(None, lambda done, total: told.append((done, total)))  # type: ignore[arg-type]
-    assert told == [(done, 6) for done in range(1, 7)]
-    assert torch.equal(ensemble.probabilities(None), torch.ones(2, 4, 4, 4))  # type: ignore[arg-type]
+    class Network(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            calls.append(len(image))
+            return torch.cat([image] * recipe.data.class_count, 1)
+
+    class Volume:
+        image = torch.randn(1, 16, 16, 64)
+
+    precision, device = Precision("cpu", None, None), torch.device("cpu")
+    ensemble = Ensemble([Predictor(Network(), recipe, precision, device) for _ in range(3)])
+    told: list[tuple[int, int, int]] = []
+    ensemble.probabilities(Volume(), lambda done, total: told.append((done, total, len(calls))))  # type: ignore[arg-type]
+    assert told == [(2, 4, 3), (4, 4, 6)]
 
 
 def test_evaluate_and_predict_tell_of_windows_and_a_stop_is_heard_between_them(

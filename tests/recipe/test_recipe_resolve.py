@@ -292,7 +292,7 @@ def test_a_byte_order_mark_is_accepted(write) -> None:
 
 def test_a_bundled_name_that_is_misspelt() -> None:
     (fault,) = faults("hipocampus")
-    assert fault == "there is no recipe 'hipocampus'; did you mean hippocampus?"
+    assert fault == "there is no recipe 'hipocampus'; did you mean hippocampus or hippocampus-fast?"
     assert "does not exist" in faults("./nowhere.yaml")[0]
     assert "does not exist" in faults("a/" + "a" * 300)[0]
 
