@@ -23,6 +23,9 @@ from fasttrain.augment.scale import Scale
 from fasttrain.augment.scale_intensity import ScaleIntensity
 from fasttrain.augment.shift_intensity import ShiftIntensity
 from fasttrain.augment.technique import Draw, IntensityTechnique, SpatialTechnique, per_sample, sent
+from fasttrain.kernels import intensity
+from fasttrain.kernels.intensity_table import Chain, Rows
+from fasttrain.kernels.rows import kernels_take
 from fasttrain.recipe.augment_spec import AugmentSpec
 
 SPATIAL: dict[str, type] = {"rotate": Rotate, "scale": Scale}
@@ -55,9 +58,11 @@ class Augmenter:
         self.elastic = Elastic(spec.elastic) if spec.elastic is not None else None
         self.spatial: dict[str, SpatialTechnique] = _chosen(SPATIAL, spec)
         self.intensity: dict[str, IntensityTechnique] = _chosen(INTENSITY, spec)
+        self.chain = _chain(spec)
 
     def draw(self, dimensions: int, channels: int, chances: Chances) -> Draws:
         """All parameters of the samples of `chances`. What is not in the recipe draws nothing."""
+        chances.make_ready(self._asked(dimensions, channels))
         draws: Draws = {name: technique.draw(dimensions, chances) for name, technique in self.spatial.items()}
         if self.elastic is not None:
             draws["elastic"] = self.elastic.draw(dimensions, chances)
@@ -65,6 +70,16 @@ class Augmenter:
             draws["flip"] = self.flip.draw(dimensions, chances)
         draws.update({name: technique.draw(channels, chances) for name, technique in self.intensity.items()})
         return draws
+
+    def _asked(self, dimensions: int, channels: int) -> tuple[tuple[str, int], ...]:
+        """Numbers enough for every technique but elastic, whose points are many; to draw too many is cheaper than often."""
+        moves = [*self.spatial, *(["flip"] if self.flip is not None else [])]
+        bends = [("elastic", 1)] if self.elastic is not None else []
+        return (
+            *((name, 1 + dimensions) for name in moves),
+            *bends,
+            *((name, 1 + 4 * channels) for name in self.intensity),
+        )
 
     def apply(self, image: Tensor, label: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """image: [sample, channel, *spatial] float32; label: [sample, 1, *spatial] uint8; both may be changed in place.
@@ -96,8 +111,27 @@ class Augmenter:
             field *= per_sample(sent(signs[displacement.rows], device), field)
         return matrix * signs[:, None, :], displacement
 
+    def table(self, draws: Draws, channels: int, size: Sequence[int]) -> Tensor:
+        """What `apply_table` must know of `draws`: int32 [sample, k] on the CPU; k is 0 where the recipe changes no intensity."""
+        if not self.intensity:
+            return torch.empty((0, 0), dtype=torch.int32)
+        rows = Rows.empty(len(draws[next(iter(self.intensity))]["active"]), channels)
+        for name, technique in self.intensity.items():
+            technique.write(rows, draws[name], size)
+        return rows.tensor()
+
+    def apply_table(self, image: Tensor, table: Tensor) -> Tensor:
+        """What `apply_intensity` does, changing the image in place, by a table beside it: a fixed sequence of launches.
+
+        Nothing is read back and no launch depends on what was drawn, so that a CUDA graph may hold it.
+        """
+        return intensity.apply(image, table, self.chain) if self.intensity else image
+
     def apply_intensity(self, image: Tensor, draws: Draws) -> Tensor:
         """All that comes after the moves of voxels; image: [sample, channel, *spatial] float32, may be changed in place."""
+        if self.intensity and kernels_take(image):
+            table = self.table(draws, image.shape[1], image.shape[2:])
+            return self.apply_table(image, sent(table, image.device))
         for name, technique in self.intensity.items():
             chosen = draws[name]["active"].nonzero().flatten()
             if len(chosen):
@@ -136,6 +170,19 @@ class Augmenter:
         bent = draws["elastic"]["active"]
         theirs = {key: value[bent] for key, value in draws["elastic"].items()}
         return Displacement(bent.nonzero().flatten(), self.elastic.displacement(theirs, size, device))
+
+
+def _chain(spec: AugmentSpec) -> Chain:
+    return Chain(
+        noise=spec.noise is not None,
+        blur_radius=0 if spec.blur is None else Blur(spec.blur).radius,
+        shade=any(one is not None for one in (spec.shift_intensity, spec.scale_intensity, spec.brightness)),
+        contrast=spec.contrast is not None,
+        clips=spec.contrast is not None and spec.contrast.preserve_range,
+        low_resolution=spec.low_resolution is not None,
+        gamma_inverted=None if spec.gamma_inverted is None else spec.gamma_inverted.retain_stats,
+        gamma=None if spec.gamma is None else spec.gamma.retain_stats,
+    )
 
 
 def _chosen(table: dict[str, type], spec: AugmentSpec) -> dict:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, sent, uniform
+from fasttrain.augment.technique import Draw, drawn, happens, sent, uniform
+from fasttrain.kernels import intensity_columns as columns
+from fasttrain.kernels.intensity_table import Rows
 from fasttrain.recipe.augment_spec import BlurSpec
 
 REACH_IN_SIGMAS = 4.0
@@ -23,12 +27,18 @@ class Blur:
 
     def draw(self, channels: int, chances: Chances) -> Draw:
         """chosen: bool [sample, channel]; sigma: [sample, channel, 3], of which a 2D patch uses the first two."""
-        values = chances(self.name, 1 + 4 * channels)
-        return {
-            "active": happens(self.spec.probability, values[:, 0]),
-            "chosen": happens(self.spec.channel_probability, values[:, 1 : 1 + channels]),
-            "sigma": uniform(self.spec.low, self.spec.high, values[:, 1 + channels :]).reshape(-1, channels, 3),
-        }
+        values = chances.numbers(self.name, 1 + 4 * channels)
+        return drawn(
+            active=happens(self.spec.probability, values[:, 0]),
+            chosen=happens(self.spec.channel_probability, values[:, 1 : 1 + channels]),
+            sigma=uniform(self.spec.low, self.spec.high, values[:, 1 + channels :]).reshape(-1, channels, 3),
+        )
+
+    def write(self, rows: Rows, draw: Draw, size: Sequence[int]) -> None:
+        """Of channels that are not chosen nothing is read."""
+        rows.act(columns.BLUR, draw["active"].numpy()[:, None] & draw["chosen"].numpy())
+        first = columns.SIGMA + 3 - len(size)
+        rows.floats[..., first : first + len(size)] = draw["sigma"].numpy()[..., : len(size)]
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """What lies outside mirrors the inside, as in scipy's gaussian_filter."""

@@ -30,28 +30,48 @@ class Chances:
         counters *= _STEP
         counters += _key(f"run {seed}")
         self._streams = _finalised(counters)[:, None]
+        self._ready: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def __getitem__(self, rows: slice) -> Chances:
+    def __getitem__(self, rows: slice | np.ndarray) -> Chances:
         """Those of some of the samples."""
         part = copy.copy(self)
-        part._streams = self._streams[rows]
+        part._streams, part._ready = self._streams[rows], {}
         return part
 
     def __call__(self, name: str, count: int) -> Tensor:
         """[n, count] float32, evenly from 0 up to and without 1; the first of them are the same whatever `count` is."""
-        bits = _finalised(self._streams + _places(f"chance {name}", count))
-        bits >>= _UNUSED_BITS
-        values = bits.astype(np.float32)
-        values *= _FLOAT_STEP
-        return torch.from_numpy(values)
+        return torch.from_numpy(self.numbers(name, count))
+
+    def numbers(self, name: str, count: int) -> np.ndarray:
+        """The same in numpy, whose operations on so few numbers take less time to start."""
+        ready = self._ready.get(name)
+        if ready is not None and ready.shape[1] >= count:
+            return ready[:, :count]
+        return _numbers(self._streams, _places(f"chance {name}", count))
+
+    def make_ready(self, asked: tuple[tuple[str, int], ...]) -> None:
+        """Computes the numbers of many names, and so many of each, at once; for small counts that is several times faster."""
+        if not asked:
+            return
+        places, columns = _places_of_many(asked)
+        values = _numbers(self._streams, places)
+        self._ready = {name: values[:, where] for name, where in columns}
 
     def seeds(self, name: str) -> Tensor:
         """[n] int64 of 62 bits, for generators of whole fields; unrelated to the chances of that name."""
         bits = _finalised(self._streams + _places(f"seed {name}", 1))[:, 0]
         return torch.from_numpy((bits >> np.uint64(2)).astype(np.int64))
+
+
+def _numbers(streams: np.ndarray, places: np.ndarray) -> np.ndarray:
+    bits = _finalised(streams + places)
+    bits >>= _UNUSED_BITS
+    values = bits.astype(np.float32)
+    values *= _FLOAT_STEP
+    return values
 
 
 def _finalised(state: np.ndarray) -> np.ndarray:
@@ -69,6 +89,13 @@ def _finalised(state: np.ndarray) -> np.ndarray:
 def _places(name: str, count: int) -> np.ndarray:
     """Where the numbers of this name stand in every position's stream, so far apart that those of two names never meet."""
     return np.arange(1, count + 1, dtype=np.uint64) * _STEP + _key(name)
+
+
+@functools.lru_cache(maxsize=16)
+def _places_of_many(asked: tuple[tuple[str, int], ...]) -> tuple[np.ndarray, list[tuple[str, slice]]]:
+    ends = np.cumsum([count for _, count in asked]).tolist()
+    columns = [(name, slice(end - count, end)) for (name, count), end in zip(asked, ends, strict=True)]
+    return np.concatenate([_places(f"chance {name}", count) for name, count in asked]), columns
 
 
 @functools.lru_cache(maxsize=256)

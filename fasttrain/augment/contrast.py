@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample, sent
+from fasttrain.augment.technique import Draw, around_one, channel_mean, drawn, happens, per_sample, sent
+from fasttrain.kernels import intensity_columns as columns
+from fasttrain.kernels.intensity_table import Rows
 from fasttrain.recipe.augment_spec import ContrastSpec
 
 
@@ -20,9 +24,14 @@ class Contrast:
 
     def draw(self, channels: int, chances: Chances) -> Draw:
         """factor: [sample, channel]."""
-        values = chances(self.name, 1 + 2 * channels)
+        values = chances.numbers(self.name, 1 + 2 * channels)
         active = happens(self.spec.probability, values[:, 0])
-        return {"active": active, "factor": around_one(self.spec.low, self.spec.high, values[:, 1:])}
+        return drawn(active=active, factor=around_one(self.spec.low, self.spec.high, values[:, 1:]))
+
+    def write(self, rows: Rows, draw: Draw, size: Sequence[int]) -> None:
+        """One factor a channel."""
+        rows.act(columns.CONTRAST, draw["active"].numpy()[:, None])
+        rows.floats[..., columns.FACTOR] = draw["factor"].numpy()
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Keeps each channel's mean and, where the recipe says so, clips to its smallest and largest value."""

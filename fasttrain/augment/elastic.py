@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, sent, uniform
+from fasttrain.augment.technique import Draw, drawn, happens, sent, uniform
 from fasttrain.recipe.augment_spec import ElasticSpec
 
 
@@ -25,12 +26,16 @@ class Elastic:
         self.spec = spec
 
     def draw(self, dimensions: int, chances: Chances) -> Draw:
-        """points: [sample, d, *control points], displacements as shares of the patch's length along each of its d axes."""
+        """points: [sample, d, *control points], displacements as shares of the patch's length along each of its d axes;
+        0 where it does not happen."""
         shape = (dimensions, *(self.spec.cells + 3,) * dimensions)
-        values = chances(self.name, 1 + math.prod(shape))
-        limit = self.spec.magnitude
-        points = uniform(-limit, limit, values[:, 1:]).reshape(-1, *shape)
-        return {"active": happens(self.spec.probability, values[:, 0]), "points": points}
+        active = happens(self.spec.probability, chances.numbers(self.name, 1)[:, 0])
+        points = np.zeros((len(chances), *shape), dtype=np.float32)
+        if active.any():
+            # A thousand numbers a sample take longer to draw than all others together
+            values = chances[active].numbers(self.name, 1 + math.prod(shape))[:, 1:]
+            points[active] = uniform(-self.spec.magnitude, self.spec.magnitude, values).reshape(-1, *shape)
+        return drawn(active=active, points=points)
 
     def displacement(self, draw: Draw, size: Sequence[int], device: torch.device) -> Tensor:
         """[sample, d, *size] float32 in voxels, for the samples of `draw`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, sent
+from fasttrain.augment.technique import Draw, drawn, happens, sent
 from fasttrain.recipe.augment_spec import FlipSpec
 
 
@@ -19,10 +19,10 @@ class Flip:
 
     def draw(self, dimensions: int, chances: Chances) -> Draw:
         """mirrored: bool [sample, d]; never along an axis that the spec does not name."""
-        mirrored = happens(self.spec.probability, chances(self.name, dimensions))
+        mirrored = happens(self.spec.probability, chances.numbers(self.name, dimensions))
         for axis in set(range(dimensions)) - set(self.spec.axes):
             mirrored[:, axis] = False
-        return {"mirrored": mirrored}
+        return drawn(mirrored=mirrored)
 
     def signs(self, draw: Draw) -> Tensor:
         """[sample, d] float32: −1 along each axis that is mirrored, 1 elsewhere."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, around_one, channel_mean, happens, per_sample, sent, uniform
+from fasttrain.augment.technique import Draw, around_one, channel_mean, drawn, happens, per_sample, sent, uniform
+from fasttrain.kernels import intensity_columns as columns
+from fasttrain.kernels.intensity_table import Rows
 from fasttrain.recipe.augment_spec import GammaSpec
 
 
@@ -14,18 +18,23 @@ class Gamma:
     """Powers are drawn from `low…high`, one a channel."""
 
     name = "gamma"
+    flag = columns.GAMMA
+    column = columns.POWER
 
     def __init__(self, spec: GammaSpec) -> None:
         self.spec = spec
 
     def draw(self, channels: int, chances: Chances) -> Draw:
         """power: [sample, channel]."""
-        values = chances(self.name, 1 + (2 if self.spec.balanced else 1) * channels)
+        values = chances.numbers(self.name, 1 + (2 if self.spec.balanced else 1) * channels)
         spread = around_one if self.spec.balanced else uniform
-        return {
-            "active": happens(self.spec.probability, values[:, 0]),
-            "power": spread(self.spec.low, self.spec.high, values[:, 1:]),
-        }
+        active = happens(self.spec.probability, values[:, 0])
+        return drawn(active=active, power=spread(self.spec.low, self.spec.high, values[:, 1:]))
+
+    def write(self, rows: Rows, draw: Draw, size: Sequence[int]) -> None:
+        """One power a channel."""
+        rows.act(self.flag, draw["active"].numpy()[:, None])
+        rows.floats[..., self.column] = draw["power"].numpy()
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Keeps each channel's smallest and largest value or, with `retain_stats`, its mean and standard deviation.

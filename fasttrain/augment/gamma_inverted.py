@@ -6,12 +6,15 @@ from torch import Tensor
 
 from fasttrain.augment.gamma import Gamma
 from fasttrain.augment.technique import Draw
+from fasttrain.kernels import intensity_columns as columns
 
 
 class GammaInverted(Gamma):
     """nnU-Net's gamma with `invert_image`."""
 
     name = "gamma_inverted"
+    flag = columns.GAMMA_INVERTED
+    column = columns.POWER_INVERTED
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Keeps what gamma keeps."""

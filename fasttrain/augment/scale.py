@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, uniform
+from fasttrain.augment.technique import Draw, drawn, happens, uniform
 from fasttrain.recipe.augment_spec import ScaleSpec
 
 
@@ -19,7 +19,7 @@ class Scale:
 
     def draw(self, dimensions: int, chances: Chances) -> Draw:
         """matrix: [sample, d, d], 1/factor on the diagonal, or the identity where it does not happen."""
-        values = chances(self.name, 2)
+        values = chances.numbers(self.name, 2)
         active = happens(self.spec.probability, values[:, 0])
-        factor = torch.where(active, uniform(self.spec.low, self.spec.high, values[:, 1]), 1.0)
-        return {"active": active, "matrix": torch.eye(dimensions) / factor[:, None, None]}
+        factor = np.where(active, uniform(self.spec.low, self.spec.high, values[:, 1]), np.float32(1.0))
+        return drawn(active=active, matrix=np.eye(dimensions, dtype=np.float32) / factor[:, None, None])

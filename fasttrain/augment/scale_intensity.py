@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
-from fasttrain.augment.technique import Draw, happens, per_sample, sent, uniform
+from fasttrain.augment.technique import Draw, drawn, happens, per_sample, sent, uniform
+from fasttrain.kernels import intensity_columns as columns
+from fasttrain.kernels.intensity_table import Rows
 from fasttrain.recipe.augment_spec import ScaleIntensitySpec
 
 
@@ -19,9 +24,15 @@ class ScaleIntensity:
 
     def draw(self, channels: int, chances: Chances) -> Draw:
         """factor: [sample, channel]."""
-        values = chances(self.name, 1 + channels)
+        values = chances.numbers(self.name, 1 + channels)
         active = happens(self.spec.probability, values[:, 0])
-        return {"active": active, "factor": uniform(self.spec.low, self.spec.high, values[:, 1:])}
+        return drawn(active=active, factor=uniform(self.spec.low, self.spec.high, values[:, 1:]))
+
+    def write(self, rows: Rows, draw: Draw, size: Sequence[int]) -> None:
+        """As a factor of the map."""
+        active = draw["active"].numpy()[:, None]
+        rows.act(columns.SHADE, active)
+        rows.floats[..., columns.MAP + 1] *= np.where(active, draw["factor"].numpy(), 1.0)
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """Multiplies by the factors."""

@@ -6,12 +6,15 @@ batched and wherever the arithmetic runs. Each technique draws under its own nam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fasttrain.augment.chances import Chances
+from fasttrain.kernels.intensity_table import Rows
 
 Draw = dict[str, Tensor]
 """Parameters by name, on the CPU, with a first axis over samples. `active`, bool [sample], says whether to apply."""
@@ -24,6 +27,9 @@ class IntensityTechnique(Protocol):
 
     def draw(self, channels: int, chances: Chances) -> Draw:
         """Parameters for each sample of `chances`."""
+
+    def write(self, rows: Rows, draw: Draw, size: Sequence[int]) -> None:
+        """Into the table that tells the kernels, which do what `apply` does, of a batch of patches of `size`."""
 
     def apply(self, image: Tensor, draw: Draw) -> Tensor:
         """image: [chosen, channel, *spatial] float32, the active samples only, may be changed in place; draw: theirs."""
@@ -41,25 +47,31 @@ class SpatialTechnique(Protocol):
         """
 
 
-def uniform(low: float, high: float, chances: Tensor) -> Tensor:
+def uniform(low: float, high: float, chances: np.ndarray) -> np.ndarray:
     """Float32 values evenly from low…high, one for each of `chances`."""
     return chances * (high - low) + low
 
 
-def around_one(low: float, high: float, chances: Tensor) -> Tensor:
+def around_one(low: float, high: float, chances: np.ndarray) -> np.ndarray:
     """Float32 factors [sample, k] from low…high, half of them evenly from below 1 and half from above (nnU-Net's `BGContrast`).
 
     A range that lies on one side of 1 is drawn from evenly. chances: [sample, 2 k], the sides first.
     """
-    sides, shares = chances.chunk(2, dim=1)
+    half = chances.shape[1] // 2
+    sides, shares = chances[:, :half], chances[:, half:]
     if high <= 1.0 or low >= 1.0:
         return uniform(low, high, shares)
-    return torch.where(sides < 0.5, low + shares * (1.0 - low), 1.0 + shares * (high - 1.0))
+    return np.where(sides < 0.5, low + shares * (1.0 - low), 1.0 + shares * (high - 1.0))
 
 
-def happens(probability: float, chances: Tensor) -> Tensor:
+def happens(probability: float, chances: np.ndarray) -> np.ndarray:
     """Bools; chances are below 1 and never below 0, so that 0 and 1 are certain."""
-    return chances < probability
+    return chances < np.float32(probability)
+
+
+def drawn(**values: np.ndarray) -> Draw:
+    """As tensors, on the same memory."""
+    return {name: torch.from_numpy(value) for name, value in values.items()}
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:

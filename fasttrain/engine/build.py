@@ -105,7 +105,7 @@ def build(
         checkpoint_blocks(network)
     step = Step(
         network,
-        build_loss(recipe.loss, recipe.data.ignore_label is not None).to(hardware.torch_device),
+        build_loss(recipe.loss, recipe.data.ignore_label is not None, plan.fused_layers).to(hardware.torch_device),
         build_optimizer(recipe.optimizer, network.parameters(), plan.fused_optimizer),
         predictor.precision,
         recipe.training.accumulate,

@@ -218,7 +218,7 @@ def _timer(recipe: Recipe, device: torch.device, candidate: Candidate, learner: 
 def _step(recipe: Recipe, device: torch.device, candidate: Candidate, learner: Learner) -> Step:
     network, optimizer = learner
     precision = precision_of(candidate, device.type, recipe.dimensions)
-    loss = build_loss(recipe.loss, recipe.data.ignore_label is not None)
+    loss = build_loss(recipe.loss, recipe.data.ignore_label is not None, candidate.fused)
     return Step(network, loss, optimizer, precision, accumulate=1, captured=candidate.captured)
 
 

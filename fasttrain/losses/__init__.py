@@ -20,6 +20,7 @@ from fasttrain.losses.dice import DiceLoss
 from fasttrain.losses.dice_ce import DiceCELoss
 from fasttrain.losses.dice_focal import DiceFocalLoss
 from fasttrain.losses.generalised_dice import GeneralisedDiceLoss
+from fasttrain.losses.softmax_loss import SoftmaxLoss
 from fasttrain.losses.tversky import TverskyLoss
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build_loss(spec: LossSpec, ignores: bool = False) -> nn.Module:
-    """The loss of `spec`, for networks with and without deep supervision alike; `ignores`: labels may hold IGNORED."""
-    return DeepSupervisionLoss(LOSSES[spec.kind](spec, ignores))
+def build_loss(spec: LossSpec, ignores: bool = False, fused: bool = False) -> nn.Module:
+    """The loss of `spec`, for networks with and without deep supervision alike; `ignores`: labels may hold IGNORED.
+
+    fused: losses on the softmax take their sums by fasttrain's kernels, where there are any for the logits at hand.
+    """
+    loss = LOSSES[spec.kind](spec, ignores)
+    if isinstance(loss, SoftmaxLoss):
+        loss.fused = fused
+    return DeepSupervisionLoss(loss)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fasttrain.losses.dice import soft_dice_loss
-from fasttrain.losses.membership import blanked, float32_scope, known_voxels, voxel_count
+from fasttrain.losses.membership import blanked, float32_scope, known_voxels, overlap_of, voxel_count
 from fasttrain.recipe.training_spec import BCEDiceLossSpec
 
 
@@ -30,7 +30,8 @@ class BCEDiceLoss(nn.Module):
             known = known_voxels(label, self.ignores)
             logits = blanked(logits.float(), known)
             members = label == 1
-            dice = soft_dice_loss(blanked(torch.sigmoid(logits), known), members, self.spec)
+            sums = overlap_of(blanked(torch.sigmoid(logits), known), members, self.spec.squared)
+            dice = soft_dice_loss(sums, self.spec)
             losses = F.binary_cross_entropy_with_logits(logits, members.float(), reduction="none")
             cross_entropy = blanked(losses, known).sum() / voxel_count(losses, known)
             return self.spec.dice_weight * dice + self.spec.bce_weight * cross_entropy

@@ -13,6 +13,7 @@ from fasttrain.losses.membership import (
     counted,
     float32_scope,
     known_voxels,
+    overlap_of,
     voxel_count,
 )
 from fasttrain.recipe.training_spec import DiceFocalLossSpec
@@ -52,6 +53,6 @@ class DiceFocalLoss(nn.Module):
             logits = blanked(logits.float(), known)
             members = counted(class_membership(label, logits.shape[1]), spec.include_background)
             probabilities = blanked(counted(torch.softmax(logits, dim=1), spec.include_background), known)
-            dice = soft_dice_loss(probabilities, members, spec)
+            dice = soft_dice_loss(overlap_of(probabilities, members, spec.squared), spec)
             focal = mean_sigmoid_focal(counted(logits, spec.include_background), members, known, spec.gamma, spec.alpha)
             return spec.dice_weight * dice + spec.focal_weight * focal

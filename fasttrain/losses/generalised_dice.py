@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fasttrain.losses.membership import counted_classes, float32_scope, reduced_axes, safe_ratio
+from fasttrain.losses.membership import float32_scope, safe_ratio
+from fasttrain.losses.softmax_loss import SoftmaxLoss
 from fasttrain.recipe.training_spec import GeneralisedDiceLossSpec
 
 
@@ -22,25 +23,21 @@ def class_weights(voxels: Tensor, weighting: str) -> Tensor:
     return torch.where(present, weights, weights.amax(dim=-1, keepdim=True))
 
 
-class GeneralisedDiceLoss(nn.Module):
+class GeneralisedDiceLoss(SoftmaxLoss):
     """One Dice over all classes of the softmax, each weighted by its size (Sudre et al. 2017).
 
     Equal to MONAI's `GeneralizedDiceLoss(softmax=True, to_onehot_y=True)` with `smooth_nr = smooth_dr = spec.smooth`.
     """
 
-    def __init__(self, spec: GeneralisedDiceLossSpec, ignores: bool = False) -> None:
-        super().__init__()
-        self.spec = spec
-        self.ignores = ignores
+    spec: GeneralisedDiceLossSpec
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Float32 scalar from logits [batch, class, *spatial] and class indices [batch, 1, *spatial]."""
         spec = self.spec
         with float32_scope(logits):
-            probabilities, members = counted_classes(logits, label, spec.include_background, self.ignores)
-            axes = reduced_axes(probabilities, spec.batch)
-            voxels = members.sum(axes, dtype=torch.float32)
+            sums, _ = self.sums(logits, label)
+            common, predicted, voxels = sums.of_classes(spec.include_background).over(spec.batch)
             weights = class_weights(voxels, spec.weighting)
-            overlap = (weights * (probabilities * members).sum(axes)).sum(-1)
-            total = (weights * (probabilities.sum(axes) + voxels)).sum(-1)
+            overlap = (weights * common).sum(-1)
+            total = (weights * (predicted + voxels)).sum(-1)
             return 1.0 - safe_ratio(2.0 * overlap, total, spec.smooth).mean()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -46,19 +48,29 @@ def counted(maps: Tensor, include_background: bool) -> Tensor:
     return maps if include_background else maps[:, 1:]
 
 
-def counted_classes(logits: Tensor, label: Tensor, include_background: bool, ignores: bool) -> tuple[Tensor, Tensor]:
-    """What losses on the softmax compare: its float32 probabilities, and the reference as bool maps, both [batch, class,
-    *spatial] of the counted classes, and 0 at ignored voxels.
+class Overlap(NamedTuple):
+    """Sums over the voxels of each image, float32 [batch, class]: of both in common, of what is predicted (its squares where a
+    loss asks for them), and of the reference.
     """
-    known = known_voxels(label, ignores)
-    probabilities = torch.softmax(blanked(logits.float(), known), dim=1)
-    members = class_membership(label, logits.shape[1])
-    return blanked(counted(probabilities, include_background), known), counted(members, include_background)
+
+    common: Tensor
+    predicted: Tensor
+    reference: Tensor
+
+    def of_classes(self, include_background: bool) -> Overlap:
+        """Those of the classes that a loss looks at."""
+        return self if include_background else Overlap(*(sums[:, 1:] for sums in self))
+
+    def over(self, batch: bool) -> Overlap:
+        """Of the whole batch, [class], where a loss sums over it before it divides."""
+        return Overlap(*(sums.sum(0) for sums in self)) if batch else self
 
 
-def reduced_axes(maps: Tensor, batch: bool) -> list[int]:
-    """The spatial axes, and the batch where a loss sums over it before it divides."""
-    return [*([0] if batch else []), *range(2, maps.ndim)]
+def overlap_of(probabilities: Tensor, members: Tensor, squared: bool = False) -> Overlap:
+    """The sums of float32 probabilities [batch, class, *spatial] and a reference of as many bool maps."""
+    axes = list(range(2, probabilities.ndim))
+    predicted = probabilities.square() if squared else probabilities
+    return Overlap((probabilities * members).sum(axes), predicted.sum(axes), members.sum(axes, dtype=torch.float32))
 
 
 def safe_ratio(numerator: Tensor, denominator: Tensor, smooth: float) -> Tensor:

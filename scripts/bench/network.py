@@ -9,15 +9,14 @@ reaches, and with --profile where a step's time goes.
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from kernel_time import breakdown, ceilings
 from pydantic import TypeAdapter
 from torch import nn
 
@@ -58,7 +57,9 @@ class Loop:
         spec = TypeAdapter(NetworkSpec).validate_python(work["network"])
         torch.manual_seed(0)
         self.network: nn.Module = build_network(spec, work["patch"], work["channels"], work["classes"]).cuda()
-        self.loss = build_loss(TypeAdapter(LossSpec).validate_python({"kind": "dice_ce"})).cuda()
+        self.loss = build_loss(
+            TypeAdapter(LossSpec).validate_python({"kind": "dice_ce"}), fused="fused" in variant
+        ).cuda()
         shape = (work["batch"], work["channels"], *work["patch"])
         self.image = torch.randn(shape, device="cuda")
         self.label = torch.randint(work["classes"], (shape[0], 1, *shape[2:]), device="cuda", dtype=torch.uint8)
@@ -112,53 +113,17 @@ def measure(loop: Loop, steps: int, repeats: int) -> tuple[float, float]:
     return statistics.median(found), (max(found) - min(found)) / statistics.median(found)
 
 
-def operations(network: nn.Module, image: torch.Tensor) -> float:
+def operations(work: dict[str, Any]) -> float:
     """Multiplications and additions of the convolutions of one step, by torch's own counter: forward, and twice that backward."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as counter, torch.autocast("cuda", dtype=torch.bfloat16):
+    spec = TypeAdapter(NetworkSpec).validate_python(work["network"])
+    with torch.device("meta"):
+        network = build_network(spec, work["patch"], work["channels"], work["classes"])
+        image = torch.empty(work["batch"], work["channels"], *work["patch"])
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(image)
     return 3.0 * counter.get_total_flops()
-
-
-KINDS = (
-    ("conv", ("conv", "cudnn", "implicit", "xmma", "cutlass", "wgrad", "dgrad", "fprop", "gemm", "sm90", "sm80", "nvjet")),
-    ("layout", ("nchwtonhwc", "nhwctonchw", "transpose", "permute")),
-    ("norm", ("moments", "statistics", "forward_kernel", "backward_sums", "backward_kernel", "norm")),
-    ("copy", ("copy", "memcpy", "memset", "cat", "fill")),
-)  # fmt: skip
-
-
-def profile(loop: Loop, steps: int = 5) -> tuple[dict[str, float], list[tuple[str, float, int]]]:
-    """Milliseconds a step by kind of kernel, and the twenty longest kernels."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as torch_profile
-
-    loop.step()
-    torch.cuda.synchronize()
-    with torch_profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(steps):
-            loop.step()
-        torch.cuda.synchronize()
-    by_kind: Counter[str] = Counter()
-    names: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for event in seen.events():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
-            continue
-        name = event.name
-        spent = event.time_range.elapsed_us() / 1000 / steps
-        low = name.lower()
-        layout = any(word in low for word in KINDS[1][1])
-        kind = (
-            "layout"
-            if layout
-            else next((kind for kind, words in KINDS if any(word in low for word in words)), "pointwise")
-        )
-        by_kind[kind] += spent
-        names[name] += spent
-        counts[name] += 1
-    return dict(by_kind), [(name, spent, counts[name] // steps) for name, spent in names.most_common(24)]
 
 
 def by_shape(loop: Loop, steps: int = 3) -> list[tuple[str, float]]:
@@ -194,15 +159,19 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
+    top = ceilings(getattr(torch, options.dtype))
+    print(f"ceilings: {top.tflops:.0f} TFLOP/s of a matrix product, {top.gbs:.0f} GB/s of a copy")
     for name in options.work:
         work = WORK[name]
+        flops = operations(work)
         for variant in options.variant:
             began = time.perf_counter()
             loop = Loop(work, variant, getattr(torch, options.dtype))
             seconds, spread = measure(loop, options.steps, options.repeats)
             took = time.perf_counter() - began
-            flops = operations(copy.deepcopy(loop.network), loop.image) if variant == "channels_last" else 0.0
-            reached = f", {flops / seconds / 1e12:.0f} TFLOP/s of convolutions" if flops else ""
+            reached = (
+                f", {flops / seconds / 1e12:.0f} TFLOP/s of convolutions, {flops / seconds / 1e12 / top.tflops:.0%}"
+            )
             print(
                 f"{name:<16} {variant:<16} {work['batch'] / seconds:8.1f} patches/s  {seconds * 1000:7.2f} ms  ±{spread:.1%}  "
                 f"{torch.cuda.max_memory_allocated() / (1 << 30):.1f} GiB  ({took:.0f} s in all){reached}",
@@ -210,13 +179,10 @@ def main() -> None:
             )
             print(name, variant, file=sys.stderr)
             if options.profile and "graph" in variant:
-                kinds, longest = profile(loop)
-                print(
-                    "   "
-                    + ", ".join(f"{kind} {spent:.2f}" for kind, spent in sorted(kinds.items(), key=lambda p: -p[1]))
-                )
-                for kernel, spent, count in longest:
-                    print(f"   {spent:7.3f} ms {count:4d}× {kernel[:150]}", file=sys.stderr)
+                found = breakdown(loop.step, steps=5)
+                print(f"   {found}")
+                for kernel, milliseconds, count in found.longest:
+                    print(f"   {milliseconds:7.3f} ms {count:4d}× {kernel[:150]}", file=sys.stderr)
             if options.shapes and "graph" in variant:
                 for row, spent in by_shape(loop):
                     print(f"   {spent:7.3f} ms {row}", file=sys.stderr)

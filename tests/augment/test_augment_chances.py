@@ -68,6 +68,15 @@ def test_other_positions_and_a_larger_count_change_nothing(
     assert torch.equal(whole[start:end]("x", count), whole("x", count)[start:end])
 
 
+def test_numbers_made_ready_are_those_asked_for_by_themselves() -> None:
+    chances, apart = Chances(3, torch.arange(7)), Chances(3, torch.arange(7))
+    chances.make_ready((("noise", 2), ("blur", 5), ("x", 1)))
+    for name, count in [("noise", 2), ("blur", 3), ("blur", 9), ("x", 1), ("gamma", 2)]:
+        assert torch.equal(chances(name, count), apart(name, count))
+        assert torch.equal(chances[2:4](name, count), apart(name, count)[2:4])
+    assert torch.equal(chances.seeds("noise"), apart.seeds("noise"))
+
+
 def test_another_process_gives_the_same() -> None:
     text = "import torch; from fasttrain.augment import Chances; c = Chances(5, torch.arange(3)); "
     text += "print(c('noise', 2).tolist(), c.seeds('noise').tolist())"

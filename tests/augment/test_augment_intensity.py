@@ -182,7 +182,7 @@ def test_brightness_multiplies() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.7, 1.5), (1.2, 1.5), (0.3, 0.9), (1.0, 1.0), (0.5, 1.0)])
 def test_balanced_factors_lie_on_either_side_of_one(low: float, high: float) -> None:
-    factors = around_one(low, high, Chances(0, torch.arange(1000))("factor", 8)).flatten().double().numpy()
+    factors = around_one(low, high, Chances(0, torch.arange(1000)).numbers("factor", 8)).ravel().astype(np.float64)
     assert low - 1e-6 <= factors.min()
     assert factors.max() <= high + 1e-6
     if low < 1 < high:

@@ -203,7 +203,7 @@ def test_what_is_measured_is_the_loss_that_trains(tiny, monkeypatch: pytest.Monk
 
     asked: list[bool] = []
     monkeypatch.setattr(
-        trial, "build_loss", lambda spec, ignores: (asked.append(ignores), build_loss(spec, ignores))[1]
+        trial, "build_loss", lambda spec, ignores, fused: (asked.append(ignores), build_loss(spec, ignores))[1]
     )
     for ignore in (None, 255):
         recipe = tiny(data__ignore_label=ignore, training__batch_size=1).recipe
