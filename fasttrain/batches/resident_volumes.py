@@ -248,7 +248,8 @@ class _Stager:
         self._number = 0
         if self._stream is not None:
             # A thread begins on the first GPU, and pinning would wake that one up
-            torch.cuda.set_device(device)
+            if device.index is not None:
+                torch.cuda.set_device(device)
             self._pieces = [pinned(_STAGED_BYTES, torch.uint8) for _ in range(2)]
             self._copied = [torch.cuda.Event() for _ in range(2)]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +17,9 @@ from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_USAGE, RecipeError
 from fasttrain.kernels.compiling import start_early
+from fasttrain.machine.cache_folder import cache_folder
 from fasttrain.machine.collector import collector_at_rest
+from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
@@ -92,13 +96,7 @@ def _train(
     dry_run: bool,
     json: bool,
 ) -> int:
-    if probably_on_gpu(device):
-        start_early()
-    with collector_at_rest():
-        from fasttrain.engine import run as engine
-
-        if not dry_run:
-            engine.load_for_steps()
+    engine = _load_engine(device)
     if dry_run:
         view = open_view(sys.stderr)
         try:
@@ -149,12 +147,7 @@ def resume_command(
     if folder.finished():
         print(f"nothing to do: {run} is finished", file=sys.stderr)
     with stop_on_signals() as stop:
-        with collector_at_rest():
-            from fasttrain.engine import run as engine
-
-            if not folder.finished():
-                engine.load_for_steps()
-
+        engine = _load_engine("cpu" if folder.finished() else device or "auto")
         if folder.folds.exists():
             from fasttrain.engine.folds import resume_folds
 
@@ -165,6 +158,16 @@ def resume_command(
         except Stopped:
             return _stopped(stop)
     return _told(result, json)
+
+
+def _load_engine(device: str) -> ModuleType:
+    """Loads torch and all that trains; where there will be a GPU, the process that compiles kernels begins beside it."""
+    if probably_on_gpu(device):
+        keep_compiled(cache_folder(os.environ, Path("runs"))[0])
+        start_early()
+    with collector_at_rest():
+        from fasttrain.engine import run as engine
+    return engine
 
 
 def _stopped(stop: StopRequest) -> int:

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from fasttrain.engine.choices import likely_candidate
-from fasttrain.engine.trial import Candidate, rehearse
+from fasttrain.engine.rehearsal import rehearse
+from fasttrain.engine.trial import Candidate
 from fasttrain.errors import FasttrainError
 from fasttrain.kernels import compiling
 from fasttrain.machine.cache_folder import cache_folder
@@ -51,11 +52,22 @@ class KernelsAhead:
             done = _mark(recipe, hardware, candidate)
             if self._server is None or done.exists():
                 return
-            with compiling.noting() as noted:
-                rehearse(recipe, hardware, candidate)
+            noted = _noted(recipe, hardware, candidate)
+            # What a step holds is measured after this, and nothing may be left for it to take up
+            torch.cuda.empty_cache()
             assert hardware.compute_capability is not None
-            if noted and self._server.compile(list(noted), hardware.compute_capability, hardware.cpus):
+            if noted and self._server.compile(noted, hardware.compute_capability, hardware.cpus):
                 done.touch()
+
+
+def _noted(recipe: Recipe, hardware: Hardware, candidate: Candidate) -> list[compiling.Noted]:
+    """What is to be compiled; nothing where the step does not even run, which is told where it is measured."""
+    try:
+        with compiling.noting() as noted:
+            rehearse(recipe, hardware, candidate)
+    except Exception:
+        return []
+    return list(noted)
 
 
 @contextlib.contextmanager
@@ -98,9 +110,11 @@ def _mark(recipe: Recipe, hardware: Hardware, candidate: Candidate) -> Path:
         recipe.network.model_dump_json,
         recipe.loss.model_dump_json,
         recipe.patch.model_dump_json,
+        recipe.augment.model_dump_json,
     )
     parts = [section() for section in sections]
     parts += [str(recipe.training.batch_size), str(recipe.data.channels), str(recipe.output_channels)]
+    parts += [recipe.data.storage_dtype, str(recipe.data.ignore_label)]
     parts += [str(candidate), str(hardware.compute_capability), torch.__version__, compiling.sources_digest()]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     folder = Path(triton.knobs.cache.dir)

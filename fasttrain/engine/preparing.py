@@ -23,6 +23,7 @@ from fasttrain.engine.sizes import sizes_of
 from fasttrain.engine.sound_cases import sound_cases
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import StorageError
+from fasttrain.machine.collector import collector_at_rest
 from fasttrain.machine.cudnn import slow_cudnn
 from fasttrain.machine.hardware import Hardware, environment_record, survey
 from fasttrain.machine.threads import limit_threads, thread_count
@@ -80,6 +81,7 @@ def prepare(
     for warning in found.warnings:
         emit(Message(warning, "warning"))
     with compiling_ahead(recipe, hardware):
+        load_for_steps()
         split, skipped, contents = sound_cases(recipe, root, found, former, emit, stop or StopRequest())
     SEEN.stop_keeping()
     ended("check")
@@ -93,6 +95,12 @@ def prepare(
     if (slow := slow_convolutions(recipe, hardware, plan)) is not None:
         emit(Message(slow, "warning"))
     return Prepared(recipe, hardware, root, split, plan, outline, skipped, contents)
+
+
+def load_for_steps() -> None:
+    """Imports what torch loads by itself when the first optimiser is made, which takes a second or more."""
+    with collector_at_rest():
+        import torch._dynamo  # noqa: F401
 
 
 def slow_convolutions(recipe: Recipe, hardware: Hardware, plan: Plan) -> str | None:

@@ -40,11 +40,6 @@ _SHARE_FOR_FILES = 8
 __all__ = ["RunResult", "Prepared", "prepare", "resume", "train"]
 
 
-def load_for_steps() -> None:
-    """Imports what torch loads by itself when the first optimiser is made, which takes a second."""
-    import torch._dynamo  # noqa: F401
-
-
 def train(
     recipe: ResolvedRecipe | str,
     *,

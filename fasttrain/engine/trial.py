@@ -100,16 +100,6 @@ def measure(
         return seconds
 
 
-def rehearse(recipe: Recipe, hardware: Hardware, candidate: Candidate) -> None:
-    """One training step of a network that is thrown away; cuDNN chooses its ways for these shapes. Leaves torch's generators as
-    they were.
-    """
-    device = hardware.torch_device
-    with torch.random.fork_rng(devices=[device]):
-        timer = _timer(recipe, device, replace(candidate, captured=False), _learner(recipe, device, candidate, False))
-        timer()
-
-
 def held_by_batch(
     recipe: Recipe, hardware: Hardware, candidate: Candidate, checkpointing: bool, sizes: Sequence[int]
 ) -> dict[int, int]:
@@ -164,7 +154,8 @@ def least_seconds(
     return {key: min(seconds) for key, seconds in taken.items()}
 
 
-def _made_batch(recipe: Recipe, device: torch.device) -> Batch:
+def made_batch(recipe: Recipe, device: torch.device) -> Batch:
+    """A batch of noise, of the recipe's shape but for a CPU's, which is smaller."""
     size = recipe.training.batch_size
     if device.type == "cpu":
         size = min(size, _MOST_PATCHES_ON_A_CPU)
@@ -175,7 +166,7 @@ def _made_batch(recipe: Recipe, device: torch.device) -> Batch:
 
 def _seconds_of(recipe: Recipe, device: torch.device, candidate: Candidate, checkpointing: bool) -> float:
     step = _step(recipe, device, candidate, _learner(recipe, device, candidate, checkpointing))
-    batch = _made_batch(recipe, device)
+    batch = made_batch(recipe, device)
     seconds = min(_timed(step, batch, device) for _ in range(MOST_ROUNDS))
     if step.warning is not None:
         raise NotRecorded(step.warning)
@@ -199,6 +190,12 @@ def _sharing(
 
 
 def _learner(recipe: Recipe, device: torch.device, candidate: Candidate, checkpointing: bool) -> Learner:
+    network = network_for(recipe, device, candidate, checkpointing)
+    return network, build_optimizer(recipe.optimizer, network.parameters())
+
+
+def network_for(recipe: Recipe, device: torch.device, candidate: Candidate, checkpointing: bool) -> nn.Module:
+    """A fresh network of the recipe in a candidate's form, in training mode."""
     network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
     network.to(device)
     if candidate.fused:
@@ -207,11 +204,11 @@ def _learner(recipe: Recipe, device: torch.device, candidate: Candidate, checkpo
     if checkpointing:
         checkpoint_blocks(network)
     network.train()
-    return network, build_optimizer(recipe.optimizer, network.parameters())
+    return network
 
 
 def _timer(recipe: Recipe, device: torch.device, candidate: Candidate, learner: Learner) -> Callable[[], float]:
-    step, batch = _step(recipe, device, candidate, learner), _made_batch(recipe, device)
+    step, batch = _step(recipe, device, candidate, learner), made_batch(recipe, device)
     return lambda: _timed(step, batch, device)
 
 

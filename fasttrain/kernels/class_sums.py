@@ -31,7 +31,7 @@ def usable(logits: Tensor) -> bool:
 
 
 def class_sums(logits: Tensor, label: Tensor, squared: bool, ignored: int | None) -> Tensor:
-    """float32 [4, batch, class] of logits [batch, class, *spatial] and indices [batch, 1, *spatial]: over the voxels of each image
+    """float32 [4, batch, class] of logits [batch, class, *spatial] and indices [batch, 1, *spatial]: over each image's voxels
     the sums of p·g, of p (or p² where `squared`), of g, and of −g·log p, with p the softmax and g 1 at the voxels of a
     class. Voxels of the label `ignored` count nowhere and get no gradient. Differentiable once.
     """

@@ -169,13 +169,16 @@ def _serve() -> None:
 
 
 def _load() -> None:
-    """All that compiling needs, and the digest of Triton itself that is a part of every key."""
+    """All that compiling needs, the digest of Triton itself that is a part of every key, and Triton's own part in C."""
     import triton.backends.nvidia.driver
     import triton.runtime.cache
 
     for source in Path(__file__).parent.glob("*_triton.py"):
         importlib.import_module(f"fasttrain.kernels.{source.stem}")
     triton.runtime.cache.triton_key()
+    with contextlib.suppress(Exception):
+        # Linked to the GPU's driver, as the launchers are
+        triton.backends.nvidia.driver.CudaUtils()
 
 
 def _forked(share: list[list[str]], capability: int) -> int:

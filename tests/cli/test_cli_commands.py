@@ -107,7 +107,7 @@ def test_version(call) -> None:
         (["train", "-r", "demo", "--fold", "-1"], "--fold -1: should be a number from 0, or all"),
         (["train", "-r", "demo", "extra"], "unexpected extra argument"),
         (["evaluate", "run", "--part", "tset"], "invalid value for '--part'"),
-        (["train", "-r", "hipocampus"], "there is no recipe 'hipocampus'; did you mean hippocampus?"),
+        (["train", "-r", "hipocampus"], "there is no recipe 'hipocampus'; did you mean hippocampus or hippocampus-fast?"),
         (["train", "-r", "no.yaml"], "recipe file no.yaml does not exist"),
         (["train", "-r", "demo", "-s", "training.epochs=x"], "--set training.epochs: should be a valid integer"),
         (["train", "-r", "demo", "-s", "trainig.epochs=1"], "--set trainig: no such key; did you mean training?"),
