@@ -126,7 +126,8 @@ def _computes(device: torch.device) -> bool:
     weight = torch.randn(3, 2, 3, 3, 3, generator=generator)
     results = []
     for place in (torch.device("cpu"), device):
-        kernel = weight.to(place).requires_grad_()
+        # A copy: on the CPU `to` gives the tensor itself, whose copies elsewhere would be results and have no gradient
+        kernel = weight.to(place, copy=True).requires_grad_()
         result = functional.conv3d(image.to(place), kernel)
         result.square().sum().backward()
         assert kernel.grad is not None
