@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PARTS = ("import", "device", "check", "plan", "read", "build", "first_step")
+PARTS = ("import", "device", "check", "kernels", "plan", "read", "build", "first_step")
 """In the order in which a run goes through them. `import`: all before the run's own first line, the interpreter too.
 
-`check`: with finding the cases; `plan`: with what it measures; `read`: with preprocessing and the copy to the GPU; `first_step`:
-with what it compiles.
+`check`: with finding the cases; `kernels`: what is left of their compiling when that is done; `plan`: with what it measures;
+`read`: with preprocessing and the copy to the GPU; `first_step`: with what it compiles.
 """
 
 

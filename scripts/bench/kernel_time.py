@@ -13,7 +13,7 @@ KINDS = (
     ("layout", ("nchwtonhwc", "nhwctonchw", "transpose", "permute")),
     ("conv", ("conv", "cudnn", "xmma", "cutlass", "wgrad", "dgrad", "fprop", "gemm", "sm90", "sm80", "nvjet", "_blocks", "_few")),
     ("norm", ("_norm",)),
-    ("augment", ("cut_patches", "intensity", "noise", "blur", "axis", "curve", "settle", "coarse")),
+    ("augment", ("cut_patches", "points", "intensity", "noise", "blur", "axis", "curve", "settle", "coarse")),
     ("copy", ("copy", "memcpy", "memset", "cat", "fill")),
 )  # fmt: skip
 """The first kind whose word stands in a kernel's name; `pointwise` is any other."""
