@@ -90,7 +90,7 @@ class PlainView:
         elif isinstance(event, StepLogged):
             self._under_way = self._step_text(event)
         elif isinstance(event, CheckpointSaved):
-            self._under_way = f"checkpoint of epoch {self._of_all(event.epoch)} saved"
+            self._under_way = f"checkpoint of step {event.step} saved"
         return []
 
     def _epoch_line(self, event: EpochEnded) -> str:

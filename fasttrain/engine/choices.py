@@ -175,7 +175,7 @@ def _cuda_graphs(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
     hindrances = {
         "there is no GPU": not hardware.on_gpu,
         "Novograd updates weight by weight from the host": isinstance(recipe.optimizer, NovogradSpec),
-        "fused_optimizer is off": acceleration.fused_optimizer == "off",
+        "fused_optimizer is off": acceleration.fused_optimizer == "off" and not isinstance(recipe.optimizer, MuonSpec),
         "activation_checkpointing cannot be recorded": acceleration.activation_checkpointing == "on",
         "compile is on": acceleration.compile == "on",
         f"network.kind: {recipe.network.kind} may ask the host in its step": recipe.network.kind == "monai"
@@ -246,11 +246,12 @@ def choose_compile(
 
 def choose_fused(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
     """Whether the optimiser updates all weights in one kernel."""
-    if isinstance(recipe.optimizer, NovogradSpec):
-        return True, "Novograd has one form only, which updates weight by weight"
-    if isinstance(recipe.optimizer, MuonSpec):
-        return True, "Muon has one form only, which updates filters of one shape together"
     setting = recipe.acceleration.fused_optimizer
+    asked = "off was asked for, but " if setting == "off" else ""
+    if isinstance(recipe.optimizer, NovogradSpec):
+        return True, f"{asked}Novograd has one form only, which updates weight by weight"
+    if isinstance(recipe.optimizer, MuonSpec):
+        return True, f"{asked}Muon has one form only, which updates filters of one shape together"
     return setting != "off", _SET if setting != "auto" else "one kernel for all weights, and no wait for a check"
 
 

@@ -201,6 +201,13 @@ def _gpu_text(recipe: Recipe, hardware: Hardware, sizes: Sizes, ranks: int, step
     return tiers_text(recipe, hardware, sizes, step_bytes)
 
 
+def check_gpu_cache(recipe: Recipe, hardware: Hardware) -> None:
+    """Raises MachineError where the recipe asks for a GPU cache and the machine can have none."""
+    missing = missing_for_kernels(hardware) if recipe.data.cache.kind == "gpu" else None
+    if missing is not None:
+        raise MachineError(f"data.cache.kind: gpu cannot be had here: {missing}; use memory or auto")
+
+
 def _asked_gpu(
     recipe: Recipe,
     hardware: Hardware,
@@ -210,9 +217,7 @@ def _asked_gpu(
     step_bytes: int,
 ) -> tuple[str, str]:
     """`gpu` where it was asked for; what neither the GPU nor the host has room for goes where `auto` would put it."""
-    missing = missing_for_kernels(hardware)
-    if missing is not None:
-        raise MachineError(f"data.cache.kind: gpu cannot be had here: {missing}; use memory or auto")
+    check_gpu_cache(recipe, hardware)
     tiers = tiers_text(recipe, hardware, sizes, step_bytes)
     need = memory_need(recipe, hardware, sizes, "gpu", ranks, resident_bytes(recipe, hardware, sizes, step_bytes))
     if need.total <= hardware.memory_free_gib * GIB:

@@ -21,6 +21,7 @@ from fasttrain.recipe.spec import MOST, FolderName, Spec
 from fasttrain.recipe.training_spec import (
     AccelerationSpec,
     LossSpec,
+    MuonSpec,
     OptimizerSpec,
     ScheduleSpec,
     SGDSpec,
@@ -223,7 +224,8 @@ def _faults_of_acceleration(recipe: Recipe) -> Iterator[Fault]:
             ("acceleration", "cuda_graphs"),
             "cannot record what activation_checkpointing computes again; set one of them to off or auto",
         )
-    if acceleration.cuda_graphs == "on" and acceleration.fused_optimizer == "off":
+    one_form = isinstance(recipe.optimizer, MuonSpec)
+    if acceleration.cuda_graphs == "on" and acceleration.fused_optimizer == "off" and not one_form:
         yield ("acceleration", "cuda_graphs"), "needs fused_optimizer, since another waits for the host in each step"
     if data.cache.kind == "gpu" and isinstance(data.workers, int) and data.workers > 0:
         yield (
