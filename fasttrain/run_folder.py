@@ -94,7 +94,7 @@ def _free(folder: Path) -> str:
 
 class RunFolder:
     """One run's folder: `recipe.yaml, environment.json, plan.json, metrics.csv, events.jsonl, summary.json, checkpoints/,
-    plots/, pictures/, tensorboard/`.
+    plots/, pictures/, tensorboard/, tune/`.
 
     It is claimed by a lock that ends with its process, so that two processes never write into one run.
     """
@@ -114,6 +114,7 @@ class RunFolder:
         self.pictures = path / "pictures"
         self.tensorboard = path / "tensorboard"
         self.folds = path / "folds.json"
+        self.tune = path / "tune"
         self._lock: IO[bytes] | None = None
 
     def fold(self, number: int) -> Path:
@@ -184,10 +185,10 @@ class RunFolder:
             ) from error
 
     def _of_a_start(self, entry: Path) -> bool:
-        """True for what a run leaves that was cut short before it had its recipe."""
+        """True for what a run leaves that was cut short before it had its recipe, and for what was measured before it."""
         if entry == self.checkpoints:
             return entry.is_dir() and not any(entry.iterdir())
-        return entry.name in ("run.lock", self.environment.name, self.plan.name, self.folds.name) or (
+        return entry.name in ("run.lock", self.environment.name, self.plan.name, self.folds.name, self.tune.name) or (
             entry.name.startswith(".") and entry.name.endswith(".part")
         )
 

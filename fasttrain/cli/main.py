@@ -20,6 +20,7 @@ from fasttrain.cli.printing import print_json
 from fasttrain.cli.recipe_commands import recipes_app
 from fasttrain.cli.run_commands import resume_command, train_command
 from fasttrain.cli.trained_commands import evaluate_command, predict_command
+from fasttrain.cli.tune_commands import tune_batch_command, tune_command
 from fasttrain.errors import (
     DISK_ERRORS,
     EXIT_BUG,
@@ -48,6 +49,8 @@ app = typer.Typer(
 _EPILOG = "Add --debug for a traceback."
 app.command("train", epilog=_EPILOG)(train_command)
 app.command("resume", epilog=_EPILOG)(resume_command)
+app.command("tune-batch", epilog=_EPILOG)(tune_batch_command)
+app.command("tune", epilog=_EPILOG)(tune_command)
 app.command("check", epilog=_EPILOG)(check_command)
 app.command("doctor", epilog=_EPILOG)(doctor_command)
 app.command("evaluate", epilog=_EPILOG)(evaluate_command)

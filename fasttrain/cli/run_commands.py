@@ -53,6 +53,9 @@ def train_command(
         typer.Option("--fold", help="Fold of a k-fold split that validates; all: every fold in turn.", metavar="K|all"),
     ] = None,
     device: DeviceOption = "auto",
+    tuned: Annotated[
+        bool, typer.Option("--tuned", help="Use what `tune-batch` or `tune` found for this recipe on this machine.")
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -80,6 +83,8 @@ def train_command(
     _limit_threads(resolved.recipe, device)
     with stop_on_signals() as stop:
         try:
+            if tuned:
+                resolved = _tuned(resolved, device)
             return _train(resolved, data, run, device, stop, all_folds=all_folds, dry_run=dry_run, json=json)
         except Stopped:
             return _stopped(stop)
@@ -114,6 +119,18 @@ def _train(
         resolved, data=data, run=run, device=device, observers=[view], stop=stop, began=process_start()
     )
     return _told(result, json)
+
+
+def _tuned(resolved: ResolvedRecipe, device: str) -> ResolvedRecipe:
+    """Raises RecipeError with the reason where nothing that was tuned holds here."""
+    _load_engine(device)
+    from fasttrain.machine.hardware import survey
+    from fasttrain.studies.lock import tuned
+    from fasttrain.studies.machine_record import machine_record
+
+    found, told = tuned(resolved, machine_record(survey(device)), cache_folder(os.environ, Path("runs"))[0])
+    print(told, file=sys.stderr)
+    return found
 
 
 def resume_command(

@@ -17,9 +17,10 @@ from fasttrain.data.sources.unlabelled import channel_suffixes
 from fasttrain.data.splits import Split
 from fasttrain.engine.failures import explaining
 from fasttrain.engine.kernels_ahead import compiling_ahead
+from fasttrain.engine.memory_plan import check_gpu_cache
 from fasttrain.engine.outline import Outline, outline_of
 from fasttrain.engine.plan import Plan, make_plan
-from fasttrain.engine.sizes import sizes_of
+from fasttrain.engine.sizes import Sizes, sizes_of
 from fasttrain.engine.sound_cases import sound_cases
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import StorageError
@@ -51,6 +52,20 @@ class Prepared:
     contents: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Looked:
+    """What is known of a run before its plan is made; see `Prepared`."""
+
+    recipe: Recipe
+    hardware: Hardware
+    root: Path
+    split: Split
+    outline: Outline
+    sizes: Sizes
+    skipped: dict[str, tuple[str, ...]]
+    contents: dict[str, str]
+
+
 def prepare(
     recipe: Recipe,
     data: Path | None = None,
@@ -68,10 +83,32 @@ def prepare(
     the start is over (`start_clock.PARTS`). Raises RecipeError,
     DataError (with all faults of all cases, unless the recipe leaves such cases out), MachineError, and Stopped.
     """
+    looked = look(recipe, data, device, emit, former, stop, ended)
+    with explaining(recipe):
+        plan = make_plan(recipe, looked.hardware, looked.sizes, former, former_device, emit)
+    if (slow := slow_convolutions(recipe, looked.hardware, plan)) is not None:
+        emit(Message(slow, "warning"))
+    return Prepared(
+        recipe, looked.hardware, looked.root, looked.split, plan, looked.outline, looked.skipped, looked.contents
+    )
+
+
+def look(
+    recipe: Recipe,
+    data: Path | None = None,
+    device: str = "auto",
+    emit: Callable[[Event], None] = lambda _: None,
+    former: Mapping[str, Any] | None = None,
+    stop: StopRequest | None = None,
+    ended: Callable[[str], None] = lambda part: None,
+) -> Looked:
+    """The part of `prepare` that comes before the plan: cases, each of them checked, and the machine."""
     if recipe.output.tensorboard:
         require_tensorboard()
     hardware = survey(device)
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
+    # What cannot be had is told before cases are read and steps measured
+    check_gpu_cache(recipe, hardware)
     ended("device")
     # The arguments of a network by name are checked by MONAI alone, which should not wait until the cases are read
     outline = outline_of(recipe)
@@ -82,19 +119,18 @@ def prepare(
         emit(Message(warning, "warning"))
     with compiling_ahead(recipe, hardware):
         load_for_steps()
+        ended("import")
         split, skipped, contents = sound_cases(recipe, root, found, former, emit, stop or StopRequest())
-    SEEN.stop_keeping()
-    ended("check")
+        SEEN.stop_keeping()
+        ended("check")
+    if hardware.on_gpu:
+        ended("kernels")
     counts = (len(split.train), len(split.validation), len(split.test))
     validated = [estimate_bytes([case], recipe) for case in split.validation]
     trained = estimate_bytes(split.train, recipe)
     built = build_bytes([*split.train, *split.validation], recipe)
     sizes = sizes_of(recipe, counts, trained + sum(validated), max(validated, default=0), built, trained)
-    with explaining(recipe):
-        plan = make_plan(recipe, hardware, sizes, former, former_device, emit)
-    if (slow := slow_convolutions(recipe, hardware, plan)) is not None:
-        emit(Message(slow, "warning"))
-    return Prepared(recipe, hardware, root, split, plan, outline, skipped, contents)
+    return Looked(recipe, hardware, root, split, outline, sizes, skipped, contents)
 
 
 def load_for_steps() -> None:

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fasttrain.checkpoints import ReadCheckpoint, newest_good
 from fasttrain.data.seen_files import SEEN
-from fasttrain.engine.build import Assembly, build, prepare_torch
+from fasttrain.engine.attempt import Attempt, explained_in
+from fasttrain.engine.batch_policy import stepped_down
 from fasttrain.engine.ending import RunResult, end_run
-from fasttrain.engine.failures import explained
-from fasttrain.engine.fit import Fit
-from fasttrain.engine.gpu_memory import stitching_bytes
-from fasttrain.engine.phases import TRAINING
 from fasttrain.engine.preparing import Prepared, prepare, read_start, recipe_changed, record_start
+from fasttrain.engine.second_try import as_former, free_memory, save_where_it_was, told_of_second_try
 from fasttrain.engine.session import Session
 from fasttrain.engine.sound_cases import changed_text, check_same_cases
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.engine.validation_memory import prepare_validation
-from fasttrain.errors import FasttrainError, RecipeError, StorageError
+from fasttrain.errors import OutOfMemoryError, RecipeError, StorageError
 from fasttrain.machine.limits import memory_free
 from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.recipe import ResolvedRecipe, resolve
 from fasttrain.run_folder import RunFolder, new_run_path, write_whole
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.event_log import EventLog, read_events
-from fasttrain.telemetry.events import Message, Observer, Progress, RunStarted
+from fasttrain.telemetry.events import Message, Observer, RunStarted
 from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after, read_metrics
 from fasttrain.telemetry.pictures import drop_pictures
 from fasttrain.telemetry.tensorboard import TensorBoardLog
@@ -73,7 +70,7 @@ def train(
         # Last of the three, since it is what makes the folder hold a run: one cut short before is no run, and no dead end
         with write_whole(folder.recipe) as stream:
             stream.write(text.encode())
-        return _carry_out(folder, prepared, session, saved=None)
+        return _carry_out(folder, prepared, session, None, stepped_down(resolved))
     finally:
         SEEN.forget()
         folder.release()
@@ -104,7 +101,8 @@ def resume(
             return RunResult(folder.path, json.loads(folder.summary.read_text(encoding="utf-8")), 0)
         folder.claim()
         folder.tidy()
-        recipe = resolve(str(folder.recipe)).recipe
+        resolved = resolve(str(folder.recipe))
+        recipe = resolved.recipe
         start, plan = read_start(folder)
         chosen = device or start["arguments"]["device"]
         root = Path(data) if data is not None else Path(start["arguments"]["data"])
@@ -124,7 +122,7 @@ def resume(
             session.emit(Message(changed, "warning"))
         session.stop.begun = True
         _drop_newer_rows(folder, saved, session)
-        return _carry_out(folder, prepared, session, saved)
+        return _carry_out(folder, prepared, session, saved, stepped_down(resolved))
     finally:
         SEEN.forget()
         folder.release()
@@ -148,70 +146,62 @@ def _newest_checkpoint(folder: RunFolder) -> ReadCheckpoint | None:
     return None
 
 
-def _carry_out(folder: RunFolder, prepared: Prepared, session: Session, saved: ReadCheckpoint | None) -> RunResult:
-    """Builds and fits; whatever happens, `summary.json` says how it ended."""
+def _carry_out(
+    folder: RunFolder,
+    prepared: Prepared,
+    session: Session,
+    saved: ReadCheckpoint | None,
+    smaller: ResolvedRecipe | None,
+) -> RunResult:
+    """Builds and fits; whatever happens, `summary.json` says how it ended.
+
+    smaller: what is trained instead where memory runs out in the first steps; None: there is nothing smaller.
+    """
     recipe, hardware = prepared.recipe, prepared.hardware
     names = recipe.data.class_names
     session.observers += [MetricsTable(folder.metrics, names, recipe.validation.hd95), EventLog(folder.events)]
     if recipe.output.tensorboard:
         session.observers.append(TensorBoardLog(folder.tensorboard, _first_step(prepared, saved)))
-    monitor = DeviceMonitor(hardware.gpu_uuid)
-    assembly: Assembly | None = None
-    fit: Fit | None = None
+    attempt = Attempt(folder, session, DeviceMonitor(hardware.gpu_uuid), saved)
     try:
         session.emit(_started(folder, prepared, saved))
         raise_open_file_limit()
-        prepare_torch(prepared.plan, hardware)
-        session.phases.watch(hardware.torch_device)
-        epoch = int(saved.state["progress"]["epoch"]) if saved is not None else 0
-        told = lambda text, level: session.emit(Message(text, level))  # noqa: E731
-        assembly = build(
-            recipe, prepared.plan, hardware, prepared.split, _case_progress(session), told, epoch, session.enter
-        )
-        SEEN.forget()
-        if saved is not None:
-            _restore(assembly, saved, session)
-        fit = Fit(assembly, recipe, folder, session, monitor)
-        _prepare_validation(assembly, prepared, session)
-        fit.run()
-        return end_run(folder, prepared, session, fit, failure=None)
+        short = attempt.run(prepared, forgiving=smaller is not None)
+        if short is not None and smaller is not None:
+            attempt.close()
+            session.emit(told_of_second_try(recipe.training, smaller.recipe.training, short))
+            prepared = _prepared_again(folder, prepared, smaller, session)
+            attempt.run(prepared)
+        return end_run(folder, prepared, session, attempt.fit, failure=None)
     except Stopped:
-        return end_run(folder, prepared, session, fit, failure=None)
+        return end_run(folder, prepared, session, attempt.fit, failure=None)
     except BaseException as error:
-        known = _explained(error, prepared, session, fit)
-        end_run(folder, prepared, session, fit, failure=known or error)
+        known = explained_in(error, prepared, session, attempt.fit)
+        if isinstance(known, OutOfMemoryError):
+            save_where_it_was(error, attempt.fit, session)
+        end_run(folder, prepared, session, attempt.fit, failure=known or error)
         if known is not None:
             raise known from error
         raise
     finally:
-        monitor.close()
-        if assembly is not None:
-            assembly.close()
+        attempt.close()
+        attempt.monitor.close()
 
 
-def _prepare_validation(assembly: Assembly, prepared: Prepared, session: Session) -> None:
-    plan, warn = prepared.plan, lambda text: session.emit(Message(text, "warning"))
-    decision = prepare_validation(assembly.validator, plan.step_bytes, plan.cuda_graphs, warn)
-    if decision is not None:
-        session.emit(Message(f"{decision.name}: {decision.value} ({decision.reason})"))
-
-
-def _explained(error: BaseException, prepared: Prepared, session: Session, fit: Fit | None) -> FasttrainError | None:
-    """The user's sentence, with the phase in which the error came and, on a GPU, what each held."""
-    plan, phase = prepared.plan, session.phases.now
-    if phase == TRAINING and fit is not None:
-        phase = f"training step {fit.progress.step + 1}"
-    stitching = stitching_bytes(prepared.recipe, prepared.hardware, plan.sizes)
-    state = session.phases.state(session.phases.now, plan.resident_bytes, plan.step_bytes, stitching)
-    return explained(error, prepared.recipe, plan.workers, state, phase, plan.activation_checkpointing)
-
-
-def _case_progress(session: Session) -> Callable[[str, int, int], None]:
-    def told(what: str, done: int, total: int) -> None:
-        session.emit(Progress(what, done, total))
-        session.stop.check()
-
-    return told
+def _prepared_again(folder: RunFolder, former: Prepared, smaller: ResolvedRecipe, session: Session) -> Prepared:
+    """The run with another batch, decided and recorded as if it had begun so; what else was chosen for the device stands."""
+    free_memory()
+    start, plan = read_start(folder)
+    hardware = former.hardware
+    plan = as_former({**plan, **former.plan.record()})
+    prepared = prepare(
+        smaller.recipe, former.root, hardware.device, session.emit, plan, hardware.device_name, session.stop
+    )
+    text = smaller.as_yaml()
+    record_start(folder, prepared, start["arguments"]["device"], text)
+    with write_whole(folder.recipe) as stream:
+        stream.write(text.encode())
+    return prepared
 
 
 def _started(folder: RunFolder, prepared: Prepared, saved: ReadCheckpoint | None) -> RunStarted:
@@ -229,21 +219,6 @@ def _started(folder: RunFolder, prepared: Prepared, saved: ReadCheckpoint | None
         skipped_cases=tuple(prepared.skipped),
         outline=prepared.outline.text,
     )
-
-
-def _restore(assembly: Assembly, saved: ReadCheckpoint, session: Session) -> None:
-    assembly.state.restore(saved.state, str(saved.path))
-    progress = assembly.state.progress
-    for sentence in saved.damaged:
-        session.emit(Message(sentence, "warning"))
-    if saved.damaged:
-        session.emit(
-            Message(
-                f"going on from {saved.path.name}, which holds epoch {progress.epoch}, step {progress.step}; "
-                "what came after it is trained again",
-                "warning",
-            )
-        )
 
 
 def _drop_newer_rows(folder: RunFolder, saved: ReadCheckpoint | None, session: Session) -> None:

@@ -111,6 +111,9 @@ def prepare_validation(
     room = Room(torch.cuda.mem_get_info(device)[0] + unused, step_bytes, captured)
     shapes = [shapes_of(case, validator.recipe) for case in validator.cases]
     on_gpu, stays, why = decide_stitching(validator.recipe, shapes, room)
+    setting = validator.recipe.validation.stitching
+    if setting != "auto":
+        on_gpu, stays, why = setting == "gpu", stays if setting == "gpu" else 0, f"set in the recipe; {why}"
     predictor.stitch_device = device if on_gpu else CPU
     validator.kept.resident_bytes = stays
     return Decision("validation_stitching", "gpu" if on_gpu else "cpu", why)

@@ -23,11 +23,13 @@ class ValidationSpec(Spec):
     """Whole volumes scored every so many epochs and after the last.
 
     `grid: original` brings each prediction back to the grid of its file and scores it there; `preprocessed` scores on the
-    resampled grid, which is faster and easier on thin structures. `mirror` averages over flips of these axes.
+    resampled grid, which is faster and easier on thin structures. `mirror` averages over flips of these axes. Windows are
+    computed on the run's device, and `stitching` says where a GPU run sums them: in the GPU's memory or in the host's.
     """
 
     every: PositiveInt = 1
     window: WindowSpec = WindowSpec()
+    stitching: Literal["auto", "gpu", "cpu"] = "auto"
     grid: Literal["original", "preprocessed"] = "original"
     hd95: bool = False
     mirror: tuple[NonNegativeInt, ...] = ()

@@ -253,13 +253,16 @@ class TrainingSpec(Spec):
 
     `batch_size` is patches per forward pass and device, `accumulate` forward passes per optimiser step. An epoch is one pass
     over the training cases (each giving `data.samples_per_case` patches), or `iterations_per_epoch` optimiser steps. Gradients
-    are scaled down to a norm of at most `clip_norm` over all weights.
+    are scaled down to a norm of at most `clip_norm` over all weights. `batch_policy` says what else a tuned batch size changes:
+    nothing; the learning rate, in proportion to the effective batch or to its square root; or `accumulate`, so that the
+    effective batch stays.
     """
 
     epochs: PositiveInt
     iterations_per_epoch: PositiveInt | None = None
     batch_size: PositiveInt
     accumulate: PositiveInt = 1
+    batch_policy: Literal["keep_lr", "scale_linear", "scale_sqrt", "keep_effective"] = "keep_lr"
     seed: Seed = 0
     clip_norm: PositiveFloat | None = None
     ema: EMASpec | None = None

@@ -17,7 +17,7 @@ from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, DataError, StorageError
 from fasttrain.recipe import bundled_recipes, resolve
 
 COMMANDS = [
-    [], ["train"], ["resume"], ["check"], ["doctor"], ["evaluate"], ["predict"],
+    [], ["train"], ["resume"], ["tune-batch"], ["tune"], ["check"], ["doctor"], ["evaluate"], ["predict"],
     ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
     ["data"], ["data", "fetch"], ["data", "cache"],
     ["recipes", "suggest"],

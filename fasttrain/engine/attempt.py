@@ -1,0 +1,109 @@
+"""Owns one try at carrying out a run that is decided: its parts are built, taken to where it was, and fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fasttrain.checkpoints import ReadCheckpoint
+from fasttrain.data.seen_files import SEEN
+from fasttrain.engine.build import Assembly, build, prepare_torch
+from fasttrain.engine.failures import explained
+from fasttrain.engine.fit import Fit
+from fasttrain.engine.gpu_memory import stitching_bytes
+from fasttrain.engine.phases import TRAINING
+from fasttrain.engine.preparing import Prepared
+from fasttrain.engine.second_try import free_memory, ran_out_early
+from fasttrain.engine.session import Session
+from fasttrain.engine.validation_memory import prepare_validation
+from fasttrain.errors import FasttrainError, OutOfMemoryError
+from fasttrain.run_folder import RunFolder
+from fasttrain.telemetry.device_monitor import DeviceMonitor
+from fasttrain.telemetry.events import Message, Progress
+
+
+class Attempt:
+    """The parts of a run from when they are built."""
+
+    def __init__(
+        self, folder: RunFolder, session: Session, monitor: DeviceMonitor, saved: ReadCheckpoint | None
+    ) -> None:
+        self.folder = folder
+        self.session = session
+        self.monitor = monitor
+        self.saved = saved
+        self.assembly: Assembly | None = None
+        self.fit: Fit | None = None
+
+    def run(self, prepared: Prepared, forgiving: bool = False) -> OutOfMemoryError | None:
+        """Builds and fits. Where it is `forgiving`, memory that runs out in the first steps is returned and not raised."""
+        try:
+            self._run(prepared)
+        except Exception as error:
+            known = explained_in(error, prepared, self.session, self.fit) if forgiving else None
+            begun = self.saved.state["progress"] if self.saved is not None else {"step": 0, "epoch": 0}
+            if not isinstance(known, OutOfMemoryError) or not ran_out_early(self.session, self.fit, begun):
+                raise
+            free_memory(error)
+            return known
+        return None
+
+    def close(self) -> None:
+        """Gives up cases, network and workers."""
+        if self.assembly is not None:
+            self.assembly.close()
+        self.assembly = self.fit = None
+
+    def _run(self, prepared: Prepared) -> None:
+        recipe, hardware, session, saved = prepared.recipe, prepared.hardware, self.session, self.saved
+        prepare_torch(prepared.plan, hardware)
+        session.phases.watch(hardware.torch_device)
+        epoch = int(saved.state["progress"]["epoch"]) if saved is not None else 0
+        told = lambda text, level: session.emit(Message(text, level))  # noqa: E731
+        progress = _case_progress(session)
+        self.assembly = build(recipe, prepared.plan, hardware, prepared.split, progress, told, epoch, session.enter)
+        SEEN.forget()
+        if saved is not None:
+            _restore(self.assembly, saved, session)
+        self.fit = Fit(self.assembly, recipe, self.folder, session, self.monitor)
+        _prepare_validation(self.assembly, prepared, session)
+        self.fit.run()
+
+
+def _prepare_validation(assembly: Assembly, prepared: Prepared, session: Session) -> None:
+    plan, warn = prepared.plan, lambda text: session.emit(Message(text, "warning"))
+    decision = prepare_validation(assembly.validator, plan.step_bytes, plan.cuda_graphs, warn)
+    if decision is not None:
+        session.emit(Message(f"{decision.name}: {decision.value} ({decision.reason})"))
+
+
+def explained_in(error: BaseException, prepared: Prepared, session: Session, fit: Fit | None) -> FasttrainError | None:
+    """The user's sentence, with the phase in which the error came and, on a GPU, what each held."""
+    plan, phase = prepared.plan, session.phases.now
+    if phase == TRAINING and fit is not None:
+        phase = f"training step {fit.progress.step + 1}"
+    stitching = stitching_bytes(prepared.recipe, prepared.hardware, plan.sizes)
+    state = session.phases.state(session.phases.now, plan.resident_bytes, plan.step_bytes, stitching)
+    return explained(error, prepared.recipe, plan.workers, state, phase, plan.activation_checkpointing)
+
+
+def _case_progress(session: Session) -> Callable[[str, int, int], None]:
+    def told(what: str, done: int, total: int) -> None:
+        session.emit(Progress(what, done, total))
+        session.stop.check()
+
+    return told
+
+
+def _restore(assembly: Assembly, saved: ReadCheckpoint, session: Session) -> None:
+    assembly.state.restore(saved.state, str(saved.path))
+    progress = assembly.state.progress
+    for sentence in saved.damaged:
+        session.emit(Message(sentence, "warning"))
+    if saved.damaged:
+        session.emit(
+            Message(
+                f"going on from {saved.path.name}, which holds epoch {progress.epoch}, step {progress.step}; "
+                "what came after it is trained again",
+                "warning",
+            )
+        )

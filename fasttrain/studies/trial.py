@@ -1,0 +1,229 @@
+"""Owns what happens in a trial's process: a run prepared and built as `train` does it, cut down to what a measurement needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fasttrain.batches import ResidentSource
+from fasttrain.data.caches import estimate_bytes
+from fasttrain.data.splits import Split
+from fasttrain.engine.build import Assembly, build, prepare_torch
+from fasttrain.engine.failures import explained
+from fasttrain.engine.plan import Plan
+from fasttrain.engine.preparing import Prepared, look, prepare
+from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.validation_memory import prepare_validation
+from fasttrain.errors import FasttrainError, OutOfMemoryError, exit_code_of, wants_memory
+from fasttrain.machine.hardware import GIB, Hardware
+from fasttrain.machine.open_files import raise_open_file_limit
+from fasttrain.recipe import Recipe
+from fasttrain.samples import Case
+from fasttrain.studies.machine_record import machine_record
+from fasttrain.studies.task import LOOK, STEPS, Task
+from fasttrain.studies.timing import endless, timed
+from fasttrain.telemetry.device_monitor import DeviceMonitor
+from fasttrain.telemetry.events import Event, Message, Progress
+
+Emit = Callable[[Event], None]
+
+_CASES = 16
+"""So many training cases are read for a trial: a step is no faster with more of them, and reading takes long."""
+_STEPS_BEFORE_VALIDATION = 6
+
+
+def perform(task: Task, emit: Emit) -> dict[str, Any]:
+    """What the trial's process writes: the fields of an `Outcome`. Whatever fails becomes one."""
+    began = time.perf_counter()
+    recipe = Recipe.model_validate_json(task.recipe)
+    try:
+        values = _look(recipe, task, emit) if task.kind == LOOK else _built(recipe, task, emit)
+        found: dict[str, Any] = {"status": "done", "values": values}
+    except Exception as error:
+        known = explained(error, recipe, 0) or error
+        faults = known.faults if isinstance(known, FasttrainError) else (_named(known),)
+        memory = isinstance(known, OutOfMemoryError) or wants_memory(known)
+        if not memory:
+            import traceback
+
+            traceback.print_exc()
+        sys.stderr.write("\n".join(faults) + "\n")
+        status = "memory" if memory else "failed"
+        found = {"status": status, "faults": list(faults), "exit_code": exit_code_of(known)}
+    return {**found, "seconds": time.perf_counter() - began}
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _look(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
+    looked = look(recipe, _path(task.data), task.device, emit)
+    return {"machine": machine_record(looked.hardware), "sizes": asdict(looked.sizes), "root": str(looked.root)}
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _built(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
+    prepared = prepare(recipe, _path(task.data), task.device, emit, _former(task), task.former_device)
+    hardware, whole = prepared.hardware, prepared.plan
+    plan = whole if task.compiled else replace(whole, compile=False)
+    validating = task.kind != STEPS
+    split, plan = _cut_down(prepared, plan, validating)
+    raise_open_file_limit()
+    prepare_torch(plan, hardware)
+    assembly = build(recipe, plan, hardware, split, _progress(emit), lambda text, level: None)
+    try:
+        ballast = _ballast(assembly, whole, hardware)
+        found = _validated(assembly, plan, emit) if validating else _stepped(assembly, plan, hardware, emit)
+        del ballast
+    finally:
+        assembly.close()
+    record = {key: value for key, value in whole.record().items() if key not in ("decisions", "sizes")}
+    return {
+        **found,
+        "plan": record,
+        "reasons": {one.name: one.reason for one in whole.decisions},
+        "device_name": hardware.device_name,
+        "free_bytes": int((hardware.gpu_free_gib or 0.0) * GIB),
+        "would_compile": whole.compile,
+        "steps_per_epoch": whole.sizes.steps_per_epoch,
+        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _former(task: Task) -> dict[str, Any] | None:
+    """The earlier plan in the form that a resume knows; no case was left out since."""
+    if task.former is None:
+        return None
+    return {**task.former, "cases": {"training": [], "validation": []}, "skipped_cases": {}}
+
+
+def _progress(emit: Emit) -> Callable[[str, int, int], None]:
+    return lambda what, done, total: emit(Progress(what, done, total))
+
+
+def _cut_down(prepared: Prepared, plan: Plan, validating: bool) -> tuple[Split, Plan]:
+    """A few of the training cases, and of the validation cases the largest or none; volumes on the GPU in the same shares."""
+    recipe, split = prepared.recipe, prepared.split
+    train, validation = split.train, split.validation
+    if recipe.data.cache.kind != "smart" and plan.cache != "smart" and len(train) > _CASES:
+        # By way of names evenly, so that parts of a set that differ are all there
+        train = tuple(train[index] for index in np.linspace(0, len(train) - 1, _CASES).astype(int))
+    whole, part = max(plan.sizes.training_bytes, 1), estimate_bytes(train, recipe)
+    # Where all of the set lies there, all of the part does
+    resident = part if plan.resident_bytes >= whole else int(plan.resident_bytes * min(part / whole, 1.0))
+    chosen = (_largest(validation, recipe),) if validating and validation else ()
+    return Split(train, chosen), replace(plan, resident_bytes=resident)
+
+
+def _largest(cases: tuple[Case, ...], recipe: Recipe) -> Case:
+    return max(cases, key=lambda case: estimate_bytes([case], recipe))
+
+
+def _ballast(assembly: Assembly, whole: Plan, hardware: Hardware) -> torch.Tensor | None:
+    """The memory that the cases take which a trial leaves out."""
+    source = assembly.trainer.source
+    if not hardware.on_gpu or not isinstance(source, ResidentSource) or source.resident is None:
+        return None
+    left = whole.resident_bytes - source.resident.used_bytes
+    return torch.empty(left, dtype=torch.uint8, device=hardware.torch_device) if left > 0 else None
+
+
+def _stepped(assembly: Assembly, plan: Plan, hardware: Hardware, emit: Emit) -> dict[str, Any]:
+    device, trainer = hardware.torch_device, assembly.trainer
+    retries = _retries(device)
+    peaks: dict[str, int] = {}
+
+    def warmed() -> None:
+        # What cuDNN tried and did not choose is no part of what a step needs
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            peaks["first"] = torch.cuda.max_memory_reserved(device)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+
+    monitor = DeviceMonitor(hardware.gpu_uuid)
+    try:
+        told = lambda done, total: emit(Progress(f"measuring batch {plan.sizes.batch_size}", done, total))  # noqa: E731
+        monitor.read()
+        rates = timed(endless(trainer), device, warmed, told, plan.workers * plan.prefetch_factor)
+        reading = monitor.read()
+    finally:
+        monitor.close()
+    found: dict[str, Any] = {
+        "repeats": list(rates.repeats),
+        "rate": rates.median if hardware.on_gpu else rates.best,
+        "median": rates.median,
+        "spread": rates.spread,
+        "wait_share": rates.wait_share,
+        "utilisation": reading.utilisation,
+        "warnings": [trainer.step.warning] if trainer.step.warning else [],
+    }
+    if hardware.on_gpu:
+        found["allocated_bytes"] = torch.cuda.max_memory_allocated(device)
+        found["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+        found["first_reserved_bytes"] = peaks["first"]
+        found["retries"] = _retries(device) - retries
+    return found
+
+
+def _retries(device: torch.device) -> int:
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else 0
+
+
+def _validated(assembly: Assembly, plan: Plan, emit: Emit) -> dict[str, Any]:
+    """One validation beside what a training holds, its optimiser's state and recorded graph among it."""
+    validator, warnings = assembly.validator, list[str]()
+    device = validator.predictor.device
+    reports = endless(assembly.trainer)
+    for _ in range(_STEPS_BEFORE_VALIDATION if device.type == "cuda" else 1):
+        next(reports)
+    if not validator.cases:
+        return {"case": None}
+    decision = prepare_validation(validator, plan.step_bytes, plan.cuda_graphs, warnings.append)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    told = lambda done, total: emit(Progress("validating the largest case", done, total))  # noqa: E731
+    seconds = []
+    # The first one chooses kernels and reads the label; what an epoch pays is the second
+    for _ in range(2 if device.type == "cuda" else 1):
+        seconds.append(validator.run(StopRequest(), told).seconds)
+    found: dict[str, Any] = {
+        "case": validator.cases[0].name,
+        "validation_seconds": min(seconds),
+        "summed_on": validator.predictor.stitch_device.type,
+        "stitching": None if decision is None else decision.reason,
+        "warnings": warnings,
+    }
+    if device.type == "cuda":
+        found["allocated_bytes"] = torch.cuda.max_memory_allocated(device)
+        found["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    return found
+
+
+def emitting(descriptor: int) -> Emit:
+    """Sends progress and messages as lines of JSON, each whole in one write, to a reader who may have gone."""
+    import json
+
+    def emit(event: Event) -> None:
+        if not isinstance(event, Progress | Message):
+            return
+        kind = "progress" if isinstance(event, Progress) else "message"
+        with contextlib.suppress(OSError):
+            os.write(descriptor, json.dumps({kind: asdict(event)}).encode() + b"\n")
+
+    return emit

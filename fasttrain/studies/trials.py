@@ -1,0 +1,142 @@
+"""Owns the running of trials from the command line's process: the server's life, time limits, what became of each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from fasttrain.engine.stop import Stopped, StopRequest
+from fasttrain.errors import EXIT_BUG, MachineError, StorageError
+from fasttrain.machine.limits import oom_kills
+from fasttrain.run_folder import write_json
+from fasttrain.studies.task import Outcome, Task
+from fasttrain.telemetry.events import Event, Message, Progress
+
+_LOOK_SECONDS = 0.1
+_KILLED = -9
+
+
+class Trials(Protocol):
+    """Runs trials one after another; studies are written against this."""
+
+    def run(self, task: Task, name: str, limit_seconds: float) -> Outcome:
+        """Runs one to its end, or ends it after so many seconds. Raises Stopped where a stop was asked for."""
+
+    def close(self) -> None:
+        """Ends what still runs."""
+
+
+class TrialServer:
+    """Starts the process that trials are forked from, at once. `folder` takes each trial's task, answer and log."""
+
+    def __init__(self, folder: Path, emit: Callable[[Event], None], stop: StopRequest) -> None:
+        self.folder = folder
+        self._emit = emit
+        self._stop = stop
+        self._told: set[str] = set()
+        self._left = b""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._log = open(folder / "server.log", "wb")  # noqa: SIM115 - lives as long as the process
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be written: {error.strerror}; choose another with --run") from error
+        package = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fasttrain.studies.trial_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, "PYTHONPATH": path},
+            # Ctrl-C is for this process to answer
+            start_new_session=True,
+        )
+        self._ready = False
+
+    def run(self, task: Task, name: str, limit_seconds: float) -> Outcome:
+        """See `Trials`; `name` is that of the trial's files."""
+        while not self._ready:
+            self._ready = "ready" in self._next()
+        place, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
+        write_json(place, task.record())
+        answer = place.with_suffix(".answer.json")
+        answer.unlink(missing_ok=True)
+        kills = oom_kills()
+        self._send(json.dumps({"task": str(place), "log": str(log), "limit_seconds": limit_seconds}))
+        while True:
+            record = self._next()
+            if "ended" in record:
+                break
+            self._pass_on(record)
+        ended = record["ended"]
+        found = self._outcome(answer, ended, limit_seconds, kills)
+        return Outcome(**{**found, "faults": tuple(found.get("faults", ())), "log": str(log)})
+
+    def close(self) -> None:
+        """Ends the server and, with it, a trial that still runs."""
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                assert stream is not None
+                stream.close()
+        try:
+            self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _outcome(self, answer: Path, ended: dict[str, Any], limit: float, kills: int | None) -> dict[str, Any]:
+        if ended["by"] == "limit":
+            return {"status": "hung", "faults": [f"ended after {limit:g} s"], "seconds": ended["seconds"]}
+        with contextlib.suppress(OSError, ValueError):
+            return {**json.loads(answer.read_text(encoding="utf-8")), "seconds": ended["seconds"]}
+        status = ended["status"]
+        if status == _KILLED and kills is not None and (oom_kills() or 0) > kills:
+            text = "the system ended it, since this machine's memory ran out"
+            return {"status": "memory", "faults": [text], "seconds": ended["seconds"]}
+        how = f"signal {-status} ended its process" if status < 0 else f"its process ended with code {status}"
+        return {"status": "failed", "faults": [how], "exit_code": EXIT_BUG, "seconds": ended["seconds"]}
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._gone() from error
+
+    def _next(self) -> dict[str, Any]:
+        """The next record of the server's; a trial is ended and waited for where a stop is asked for."""
+        assert self._process.stdout is not None
+        while b"\n" not in self._left:
+            if self._stop.asked:
+                raise Stopped
+            if not select.select([self._process.stdout], [], [], _LOOK_SECONDS)[0]:
+                continue
+            piece = os.read(self._process.stdout.fileno(), 65536)
+            if not piece:
+                raise self._gone()
+            self._left += piece
+        line, self._left = self._left.split(b"\n", 1)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _gone(self) -> MachineError:
+        return MachineError(
+            f"the process that trials are started from has ended; {self.folder / 'server.log'} may say why"
+        )
+
+    def _pass_on(self, record: dict[str, Any]) -> None:
+        if "progress" in record:
+            self._emit(Progress(**record["progress"]))
+        elif "message" in record and record["message"]["text"] not in self._told:
+            # Each trial would say it again
+            self._told.add(record["message"]["text"])
+            self._emit(Message(**record["message"]))

@@ -1,0 +1,187 @@
+"""`tune-batch`, `tune` and `train --tuned` as commands: real trials of a tiny recipe, and what they refuse."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fasttrain.recipe import resolve
+
+SETS = {
+    "data.source.cases": 6,
+    "data.split.validation": 2,
+    "data.spacing": "[5,5,5]",
+    "patch.size": "[16,16,16]",
+    "network.features": "[4,8,8]",
+    "network.strides": "[2,2]",
+    "training.epochs": 1,
+    "training.iterations_per_epoch": 3,
+    "training.batch_policy": "scale_linear",
+    "output.plots": "false",
+    "output.pictures": "off",
+    "acceleration.amp": "off",
+    "acceleration.channels_last": "off",
+    "acceleration.threads": 1,
+}
+TINY = ["--recipe", "demo", *(word for key, value in SETS.items() for word in ("--set", f"{key}={value}"))]
+
+
+class Folder:
+    """Calls fasttrain in a folder of its own, with a cache folder of its own."""
+
+    def __init__(self, path: Path, data: Path) -> None:
+        self.path, self.data = path, data
+        self.environment = {**os.environ, "FASTTRAIN_CACHE": str(path / "cache"), "PYTHONPATH": os.getcwd()}
+
+    def words(self, command: str, *more: str, tiny: bool = True) -> list[str]:
+        place = ["--data", str(self.data)] if tiny else []
+        return [sys.executable, "-m", "fasttrain", command, *(TINY if tiny else ()), *place, *more]
+
+    def call(self, command: str, *more: str, tiny: bool = True) -> subprocess.CompletedProcess[str]:
+        words = self.words(command, *more, tiny=tiny)
+        return subprocess.run(words, cwd=self.path, env=self.environment, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, phantoms: Path) -> Folder:
+    return Folder(tmp_path_factory.mktemp("tuning"), phantoms)
+
+
+@pytest.fixture(scope="module")
+def swept(folder: Folder) -> dict:
+    """The document of one sweep that the other tests look at."""
+    answer = folder.call("tune-batch", "--run", "swept", "--batch-sizes", "1,4", "--prefer", "largest", "--json")
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def test_one_document_has_every_trial_the_choice_and_its_effect(swept: dict, folder: Folder) -> None:
+    assert swept["status"] == "done"
+    assert [row["batch_size"] for row in swept["trials"]] == [1, 4]
+    assert all(row["patches_per_second"] > 0 for row in swept["trials"])
+    assert swept["chosen"]["batch_size"] == 4
+    assert swept["effect"]["learning_rate"] == [0.003, 0.006]
+    assert swept["effect"]["steps_per_epoch"] == [3, 3]
+    assert swept["validation"]["case"] in ("phantom_004", "phantom_005")
+    assert swept["limit"]["by"] in ("data", "device", "set")
+    assert swept["machine"]["torch"]
+    tune = folder.path / "swept" / "tune"
+    assert (tune / "batch.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tune / "lock.json").read_text())["settings"] == {"training.batch_size": 4}
+    # Nothing was trained
+    assert sorted(one.name for one in (folder.path / "swept").iterdir()) == ["tune"]
+
+
+def test_train_uses_what_was_tuned_and_a_resume_keeps_it(swept: dict, folder: Folder) -> None:
+    answer = folder.call("train", "--tuned", "--run", "trained")
+    assert answer.returncode == 0, answer.stderr
+    assert "training.batch_size=4" in answer.stderr
+    text = (folder.path / "trained" / "recipe.yaml").read_text()
+    assert any("batch_size: 4" in line and "# tuned" in line for line in text.splitlines())
+    recipe = resolve(str(folder.path / "trained" / "recipe.yaml")).recipe
+    assert (recipe.training.batch_size, recipe.optimizer.learning_rate) == (4, 0.006)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--set", "patch.size=[24,24,24]"], "patch.size was [16, 16, 16] and is [24, 24, 24]"),
+        (["--set", "network.features=[4,8,16]"], "network.features was [4, 8, 8] and is [4, 8, 16]"),
+        (["--set", "training.batch_size=3"], "--set training.batch_size and --tuned both decide it"),
+    ],
+)
+def test_a_changed_recipe_is_refused_with_the_reason(swept: dict, folder: Folder, more: list[str], said: str) -> None:
+    answer = folder.call("train", "--tuned", "--run", "refused", *more)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert said in answer.stderr
+    assert not (folder.path / "refused").exists()
+
+
+def test_tune_trains_with_what_it_found(folder: Folder) -> None:
+    answer = folder.call(
+        "tune", "--run", "tuned", "--batch-sizes", "2,4", "--workers", "0", "--window-batches", "4,8", "--budget", "60s"
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "← chosen" in answer.stdout
+    assert "validation.window.batch_size" in answer.stdout
+    run = folder.path / "tuned"
+    assert json.loads((run / "summary.json").read_text())["status"] == "done"
+    lock = json.loads((run / "tune" / "lock.json").read_text())
+    recipe = resolve(str(run / "recipe.yaml")).recipe
+    assert recipe.training.batch_size == lock["settings"].get("training.batch_size", 2)
+    assert recipe.validation.window.batch_size == lock["settings"].get("validation.window.batch_size", 4)
+
+
+def test_ctrl_c_keeps_the_table_so_far(folder: Folder) -> None:
+    words = folder.words("tune-batch", "--run", "stopped", "--budget", "10m")
+    process = subprocess.Popen(
+        words, cwd=folder.path, env=folder.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    while "patches/s" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert process.returncode == 130
+    assert out.splitlines()[0].startswith("batch  patches/s")
+    assert "the recipe's own" in out
+    assert "stopped; the table holds what was measured until then" in err
+    tune = folder.path / "stopped" / "tune"
+    assert len(json.loads((tune / "table.json").read_text())["trials"]) >= 1
+    assert not (tune / "lock.json").exists()
+
+
+def test_a_trial_that_fails_ends_the_sweep_with_its_log(folder: Folder) -> None:
+    # What a plan refuses is found out in a trial
+    answer = folder.call("tune-batch", "--run", "failed", "--set", "acceleration.amp=fp16")
+    assert answer.returncode == 4
+    assert "the trial of batch 2 failed: acceleration.amp: fp16 needs a GPU" in answer.stderr
+    log = answer.stderr.rpartition("its log is ")[2].strip()
+    assert "fp16 needs a GPU" in (folder.path / log).read_text()
+
+
+def test_faulty_data_is_exit_3(folder: Folder, tmp_path: Path) -> None:
+    answer = folder.call("tune-batch", "--run", "faulty", "-r", "hippocampus", "--data", str(tmp_path), tiny=False)
+    assert answer.returncode == 3
+    assert str(tmp_path) in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tune-batch", "-r", "demo", "--prefer", "fast"], "--prefer fast: there is no such preference"),
+        (["tune-batch", "-r", "demo", "--margin", "2"], "--margin 2: should be a share of the memory"),
+        (["tune-batch", "-r", "demo", "--batch-sizes", "0"], "--batch-sizes 0: should be a whole number of at least 1"),
+        (["tune-batch", "-r", "demo", "--batch-sizes", "dynunt:2"], "'dynunt' is no network.kind; did you mean dynunet or unet?"),
+        (["tune-batch", "-r", "demo", "--budget", "soon"], "--budget soon: should be a time such as 90s, 3m or 1h"),
+        (["tune-batch", "-r", "demo", "--trials", "0"], "--trials 0: should be a whole number of at least 1"),
+        (["tune-batch", "-r", "demo", "--device", "gpu"], "--device gpu: should be auto, cpu, cuda or cuda:N"),
+        (["tune-batch"], "missing option '--recipe'"),
+        (["tune", "-r", "demo", "--stitching", "tpu"], "--stitching tpu: there is no such choice"),
+        (["tune", "-r", "demo", "--caches", "gpuu"], "--caches gpuu: there is no such choice; did you mean gpu?"),
+        (["tune", "-r", "dem"], "there is no recipe 'dem'; did you mean demo?"),
+        (["train", "-r", "demo", "--tuned"], "--tuned: nothing was tuned on this machine yet"),
+    ],
+)  # fmt: skip
+def test_usage_faults(tmp_path: Path, words: list[str], said: str) -> None:
+    empty = Folder(tmp_path, tmp_path)
+    answer = empty.call(*words, tiny=False)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert said in answer.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused(folder: Folder) -> None:
+    (folder.path / "held").mkdir()
+    (folder.path / "held" / "recipe.yaml").write_text("name: x\n")
+    answer = folder.call("tune-batch", "--run", "held")
+    assert answer.returncode == 2
+    assert "already holds a run" in answer.stderr
