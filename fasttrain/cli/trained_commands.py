@@ -21,7 +21,7 @@ from fasttrain.wording import counted
 if TYPE_CHECKING:
     from fasttrain.delivery.trained import TrainedRun
     from fasttrain.engine.stop import StopRequest
-    from fasttrain.engine.validation import Scores
+    from fasttrain.engine.validating.validation import Scores
 
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
 

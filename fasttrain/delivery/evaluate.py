@@ -14,9 +14,9 @@ from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.splits import Split, split_cases
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
-from fasttrain.engine.inference import Ensemble, WithinTold
 from fasttrain.engine.stop import StopRequest
-from fasttrain.engine.validation import Scores, Validator
+from fasttrain.engine.validating.inference import Ensemble, WithinTold
+from fasttrain.engine.validating.validation import Scores, Validator
 from fasttrain.errors import DataError, RecipeError
 from fasttrain.machine.cache_folder import cache_folder
 from fasttrain.machine.limits import cpu_limit

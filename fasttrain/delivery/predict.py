@@ -18,8 +18,8 @@ from fasttrain.data.sources.unlabelled import channels_of_one_case, find_unlabel
 from fasttrain.data.writing import write_label
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
-from fasttrain.engine.inference import WindowsTold, WithinTold, telling
 from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.validating.inference import WindowsTold, WithinTold, telling
 from fasttrain.errors import DataError, RecipeError, StorageError
 from fasttrain.recipe.data_spec import FoldersSource
 from fasttrain.samples import Case

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fasttrain.checkpoints import newest_good
 from fasttrain.engine.build import build_predictor
-from fasttrain.engine.choices import choose_step
-from fasttrain.engine.inference import Ensemble, Predictor
+from fasttrain.engine.planning.choices import choose_step
 from fasttrain.engine.state import load_weights, weights_to_use
+from fasttrain.engine.validating.inference import Ensemble, Predictor
 from fasttrain.errors import RecipeError
 from fasttrain.machine.hardware import Hardware, survey
 from fasttrain.machine.threads import limit_threads, thread_count

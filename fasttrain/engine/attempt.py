@@ -9,12 +9,12 @@ from fasttrain.data.seen_files import SEEN
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.failures import explained
 from fasttrain.engine.fit import Fit
-from fasttrain.engine.gpu_memory import stitching_bytes
 from fasttrain.engine.phases import TRAINING
+from fasttrain.engine.planning.gpu_memory import stitching_bytes
 from fasttrain.engine.preparing import Prepared
 from fasttrain.engine.second_try import free_memory, ran_out_early
 from fasttrain.engine.session import Session
-from fasttrain.engine.validation_memory import prepare_validation
+from fasttrain.engine.validating.validation_memory import prepare_validation
 from fasttrain.errors import FasttrainError, OutOfMemoryError
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.device_monitor import DeviceMonitor

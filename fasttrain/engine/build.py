@@ -14,17 +14,17 @@ from fasttrain.data.caches import SmartCache, Told, open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.splits import Split
 from fasttrain.engine.checkpointing import checkpoint_blocks
-from fasttrain.engine.ema import Ema
-from fasttrain.engine.inference import Predictor
-from fasttrain.engine.optim import build_optimizer, learning_rate
+from fasttrain.engine.optimisation.ema import Ema
+from fasttrain.engine.optimisation.optim import build_optimizer, learning_rate
 from fasttrain.engine.phases import BUILDING, FILLING
-from fasttrain.engine.plan import Plan
+from fasttrain.engine.planning.plan import Plan
+from fasttrain.engine.planning.trial import Candidate, precision_of
+from fasttrain.engine.planning.worker_plan import cutting_threads
 from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Step
 from fasttrain.engine.trainer import Trainer
-from fasttrain.engine.trial import Candidate, precision_of
-from fasttrain.engine.validation import Validator
-from fasttrain.engine.worker_plan import cutting_threads
+from fasttrain.engine.validating.inference import Predictor
+from fasttrain.engine.validating.validation import Validator
 from fasttrain.errors import DataError
 from fasttrain.losses import build_loss
 from fasttrain.machine.cache_folder import cache_folder

@@ -11,7 +11,7 @@ import torch
 
 from fasttrain.batches import ended_worker
 from fasttrain.engine.phases import GpuState
-from fasttrain.engine.remedies import remedies_text
+from fasttrain.engine.planning.remedies import remedies_text
 from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError
 from fasttrain.machine.open_files import open_file_limit
 from fasttrain.recipe import Recipe

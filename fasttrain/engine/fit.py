@@ -6,14 +6,14 @@ import math
 import time
 
 from fasttrain.engine.build import Assembly
-from fasttrain.engine.patience import lower_rate, out_of_patience
+from fasttrain.engine.optimisation.patience import lower_rate, out_of_patience
 from fasttrain.engine.phases import FIRST_STEP, TRAINING, VALIDATION
-from fasttrain.engine.pictures import Pictures
 from fasttrain.engine.saving import Saver
 from fasttrain.engine.session import Session
 from fasttrain.engine.stop import Stopped
 from fasttrain.engine.trainer import StepReport
-from fasttrain.engine.validation import Scores
+from fasttrain.engine.validating.pictures import Pictures
+from fasttrain.engine.validating.validation import Scores
 from fasttrain.errors import EXIT_DONE
 from fasttrain.recipe import Recipe
 from fasttrain.recipe.training_spec import PlateauSchedule

@@ -16,11 +16,11 @@ from fasttrain.data.seen_files import SEEN
 from fasttrain.data.sources.unlabelled import channel_suffixes
 from fasttrain.data.splits import Split
 from fasttrain.engine.failures import explaining
-from fasttrain.engine.kernels_ahead import compiling_ahead
-from fasttrain.engine.memory_plan import check_gpu_cache
 from fasttrain.engine.outline import Outline, outline_of
-from fasttrain.engine.plan import Plan, make_plan
-from fasttrain.engine.sizes import Sizes, sizes_of
+from fasttrain.engine.planning.kernels_ahead import compiling_ahead
+from fasttrain.engine.planning.memory_plan import check_gpu_cache
+from fasttrain.engine.planning.plan import Plan, make_plan
+from fasttrain.engine.planning.sizes import Sizes, sizes_of
 from fasttrain.engine.sound_cases import sound_cases
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import StorageError

@@ -11,8 +11,8 @@ from pathlib import Path
 from fasttrain.checkpoints import ReadCheckpoint, newest_good
 from fasttrain.data.seen_files import SEEN
 from fasttrain.engine.attempt import Attempt, explained_in
-from fasttrain.engine.batch_policy import stepped_down
 from fasttrain.engine.ending import RunResult, end_run
+from fasttrain.engine.planning.batch_policy import stepped_down
 from fasttrain.engine.preparing import Prepared, prepare, read_start, recipe_changed, record_start
 from fasttrain.engine.second_try import as_former, free_memory, save_where_it_was, told_of_second_try
 from fasttrain.engine.session import Session

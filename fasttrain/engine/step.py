@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fasttrain.engine.captured import CapturedStep
-from fasttrain.engine.ema import Ema
+from fasttrain.engine.optimisation.ema import Ema
 from fasttrain.errors import FasttrainError
 from fasttrain.samples import Batch
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fasttrain.engine.optim import LearningRate
+from fasttrain.engine.optimisation.optim import LearningRate
 from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Step
 from fasttrain.errors import DivergedError

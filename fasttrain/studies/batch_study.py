@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fasttrain.engine.batch_policy import possible_batch, with_batch
+from fasttrain.engine.planning.batch_policy import possible_batch, with_batch
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.choice import Effect, choose, effect_of, finalists, limit_of

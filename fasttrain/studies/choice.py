@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fasttrain.engine.batch_policy import with_batch
+from fasttrain.engine.planning.batch_policy import with_batch
 from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.sweep import MARGIN, MEMORY, OK, TOLERANCE, Point, best_of, tolerance_of
 from fasttrain.wording import size_in_memory
 
 if TYPE_CHECKING:
-    from fasttrain.engine.sizes import Sizes
+    from fasttrain.engine.planning.sizes import Sizes
 
 PREFERENCES = ("throughput", "memory", "largest")
 _FOR_MEMORY = 0.1
@@ -66,7 +66,7 @@ class Effect:
 def effect_of(resolved: ResolvedRecipe, batch_size: int, sizes: Sizes) -> Effect:
     """Of the change from the recipe's own batch size; `sizes` are those of the recipe as written."""
     # With torch behind it, which the command line loads late
-    from fasttrain.engine.sizes import sizes_of
+    from fasttrain.engine.planning.sizes import sizes_of
 
     before, after = resolved.recipe, with_batch(resolved, batch_size).recipe
     cases = (sizes.training_cases, sizes.validation_cases, sizes.test_cases)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fasttrain.engine.batch_policy import TUNED, possible_batch, with_batch
+from fasttrain.engine.planning.batch_policy import TUNED, possible_batch, with_batch
 from fasttrain.errors import RecipeError, StorageError
 from fasttrain.machine.own_files import read_regular
 from fasttrain.recipe import Recipe, ResolvedRecipe

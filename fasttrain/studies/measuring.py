@@ -32,7 +32,7 @@ from fasttrain.telemetry.events import Event
 from fasttrain.wording import counted, size_in_memory
 
 if TYPE_CHECKING:
-    from fasttrain.engine.sizes import Sizes
+    from fasttrain.engine.planning.sizes import Sizes
 
 _ERRORS: dict[int, type[FasttrainError]] = {
     EXIT_USAGE: RecipeError,
@@ -109,7 +109,7 @@ class Measuring:
         if not outcome.done:
             raise error_of(outcome, "looking at data and machine")
         # With torch behind it, which is loaded beside the first trial's work
-        from fasttrain.engine.sizes import Sizes
+        from fasttrain.engine.planning.sizes import Sizes
 
         self.machine = outcome.values["machine"]
         self.sizes = Sizes(**outcome.values["sizes"])

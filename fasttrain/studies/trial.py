@@ -20,10 +20,10 @@ from fasttrain.data.caches import estimate_bytes
 from fasttrain.data.splits import Split
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.failures import explained
-from fasttrain.engine.plan import Plan
+from fasttrain.engine.planning.plan import Plan
 from fasttrain.engine.preparing import Prepared, look, prepare
 from fasttrain.engine.stop import StopRequest
-from fasttrain.engine.validation_memory import prepare_validation
+from fasttrain.engine.validating.validation_memory import prepare_validation
 from fasttrain.errors import FasttrainError, OutOfMemoryError, exit_code_of, wants_memory
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.open_files import raise_open_file_limit

@@ -67,7 +67,7 @@ def main() -> None:
     options = _options()
     import torch
 
-    from fasttrain.engine.choices import missing_for_compile
+    from fasttrain.engine.planning.choices import missing_for_compile
     from fasttrain.recipe import yaml_text
 
     given = {key: yaml_text.parse(value, key) for key, _, value in (text.partition("=") for text in options.set)}

@@ -248,7 +248,7 @@ def test_a_batch_that_had_to_be_waited_for_is_known(tiny: Any) -> None:
 
 @pytest.mark.gpu
 def test_a_step_in_a_cuda_graph_learns_from_streamed_boxes_what_it_learns_from_resident_volumes(tiny: Any) -> None:
-    from fasttrain.engine.optim import build_optimizer
+    from fasttrain.engine.optimisation.optim import build_optimizer
     from fasttrain.engine.step import Precision, Step
     from fasttrain.losses import build_loss
     from fasttrain.recipe.training_spec import CrossEntropyLossSpec, SGDSpec

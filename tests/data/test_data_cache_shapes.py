@@ -14,10 +14,10 @@ from fasttrain.batches.order import Order
 from fasttrain.batches.patch_maker import PatchMaker
 from fasttrain.data.caches import CACHES, open_case_source
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.engine.inference import Predictor
 from fasttrain.engine.step import Precision
 from fasttrain.engine.stop import StopRequest
-from fasttrain.engine.validation import Validator
+from fasttrain.engine.validating.inference import Predictor
+from fasttrain.engine.validating.validation import Validator
 from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource

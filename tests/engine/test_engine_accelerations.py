@@ -12,9 +12,9 @@ from fasttrain import train
 from fasttrain.checkpoints import read_checkpoint
 from fasttrain.delivery import open_run
 from fasttrain.engine.checkpointing import checkpoint_blocks
-from fasttrain.engine.ema import Ema
-from fasttrain.engine.optim import build_optimizer
-from fasttrain.engine.patience import lower_rate, out_of_patience
+from fasttrain.engine.optimisation.ema import Ema
+from fasttrain.engine.optimisation.optim import build_optimizer
+from fasttrain.engine.optimisation.patience import lower_rate, out_of_patience
 from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.state import Progress
 from fasttrain.engine.step import Precision, Step

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fasttrain.engine.batch_policy import possible_batch, stepped_down, with_batch
+from fasttrain.engine.planning.batch_policy import possible_batch, stepped_down, with_batch
 from fasttrain.errors import RecipeError
 from fasttrain.recipe import resolve
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from small_machine import TESTS
 
-from fasttrain.engine.memory_plan import choose_cache, choose_fill_threads, memory_need
-from fasttrain.engine.sizes import Sizes, sizes_of
-from fasttrain.engine.worker_plan import WORKER_BYTES, batch_bytes, choose_workers
+from fasttrain.engine.planning.memory_plan import choose_cache, choose_fill_threads, memory_need
+from fasttrain.engine.planning.sizes import Sizes, sizes_of
+from fasttrain.engine.planning.worker_plan import WORKER_BYTES, batch_bytes, choose_workers
 from fasttrain.errors import OutOfMemoryError
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.recipe import Recipe

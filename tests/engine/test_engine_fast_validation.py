@@ -14,12 +14,12 @@ from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
 from fasttrain.data.restore import to_source_grid
-from fasttrain.engine import validation_cases
-from fasttrain.engine.inference import CPU, Ensemble, Predictor, two_class_logits
 from fasttrain.engine.step import Precision
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.engine.validation import Scores, Validator
-from fasttrain.engine.validation_memory import Room, batch_bytes, case_bytes, decide_stitching, shapes_of
+from fasttrain.engine.validating import validation_cases
+from fasttrain.engine.validating.inference import CPU, Ensemble, Predictor, two_class_logits
+from fasttrain.engine.validating.validation import Scores, Validator
+from fasttrain.engine.validating.validation_memory import Room, batch_bytes, case_bytes, decide_stitching, shapes_of
 from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe
 from fasttrain.samples import IGNORED, Case, Grid, Sample

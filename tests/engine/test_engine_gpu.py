@@ -14,8 +14,8 @@ from fasttrain.data.caches import open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
 from fasttrain.delivery import open_run
-from fasttrain.engine.ema import Ema
-from fasttrain.engine.optim import build_optimizer
+from fasttrain.engine.optimisation.ema import Ema
+from fasttrain.engine.optimisation.optim import build_optimizer
 from fasttrain.engine.run import resume
 from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Precision, Step
@@ -205,7 +205,7 @@ def test_compiled_and_recomputed_steps_learn_the_same(amp: str, tiny, phantoms: 
 
 
 def test_no_memory_for_a_step_is_a_sentence_or_activation_checkpointing(tiny, phantoms: Path, tmp_path: Path) -> None:
-    from fasttrain.engine.choices import choose_step
+    from fasttrain.engine.planning.choices import choose_step
     from fasttrain.machine.hardware import survey
 
     hardware = survey("cuda")

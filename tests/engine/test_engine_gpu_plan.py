@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasttrain.engine import choices, memory_plan, trial
-from fasttrain.engine.gpu_memory import resident_bytes, stitching_bytes, tiers_text, volume_room
-from fasttrain.engine.plan import Plan, make_plan
+from fasttrain.engine.planning import choices, memory_plan, trial
+from fasttrain.engine.planning.gpu_memory import resident_bytes, stitching_bytes, tiers_text, volume_room
+from fasttrain.engine.planning.plan import Plan, make_plan
+from fasttrain.engine.planning.sizes import sizes_of
 from fasttrain.engine.preparing import slow_convolutions
-from fasttrain.engine.sizes import sizes_of
 from fasttrain.errors import MachineError, RecipeError
 from fasttrain.machine.hardware import GIB, Hardware
 

@@ -11,8 +11,8 @@ import torch
 
 from fasttrain import train
 from fasttrain.batches import ResidentSource
-from fasttrain.engine import choices, gpu_memory, memory_plan, plan, trial
 from fasttrain.engine.build import Assembly, build
+from fasttrain.engine.planning import choices, gpu_memory, memory_plan, plan, trial
 from fasttrain.engine.preparing import prepare
 from fasttrain.engine.step import Step
 from fasttrain.errors import DataError

@@ -16,12 +16,12 @@ from fasttrain.data.caches import open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
 from fasttrain.delivery import evaluate, open_run, predict
-from fasttrain.engine.inference import Predictor
-from fasttrain.engine.pictures import planes_of
+from fasttrain.engine.planning.trial import Candidate, measure
 from fasttrain.engine.step import Precision, Step
 from fasttrain.engine.stop import StopRequest
-from fasttrain.engine.trial import Candidate, measure
-from fasttrain.engine.validation import Judged, Scores, Validator
+from fasttrain.engine.validating.inference import Predictor
+from fasttrain.engine.validating.pictures import planes_of
+from fasttrain.engine.validating.validation import Judged, Scores, Validator
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import survey
 from fasttrain.recipe import Recipe
@@ -199,7 +199,7 @@ def test_a_step_on_a_batch_of_ignored_voxels_alone_is_no_bad_step(tiny) -> None:
 
 
 def test_what_is_measured_is_the_loss_that_trains(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fasttrain.engine.trial as trial
+    import fasttrain.engine.planning.trial as trial
 
     asked: list[bool] = []
     monkeypatch.setattr(

@@ -14,9 +14,9 @@ from torch import nn
 
 from fasttrain import train
 from fasttrain.delivery.trained import open_run
-from fasttrain.engine.inference import Predictor, two_class_logits
-from fasttrain.engine.optim import build_optimizer, learning_rate
+from fasttrain.engine.optimisation.optim import build_optimizer, learning_rate
 from fasttrain.engine.step import Precision, Step
+from fasttrain.engine.validating.inference import Predictor, two_class_logits
 from fasttrain.losses import build_loss
 from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe

@@ -13,12 +13,12 @@ from fasttrain import train
 from fasttrain.data.caches import estimate_bytes
 from fasttrain.data.caches.keys import settings_digest
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.engine import memory_plan
-from fasttrain.engine.memory_plan import choose_cache, memory_need
+from fasttrain.engine.planning import memory_plan
+from fasttrain.engine.planning.memory_plan import choose_cache, memory_need
+from fasttrain.engine.planning.sizes import Sizes, sizes_of
+from fasttrain.engine.planning.worker_plan import WORKER_BYTES, batch_bytes, choose_workers
 from fasttrain.engine.run import prepare, resume
-from fasttrain.engine.sizes import Sizes, sizes_of
 from fasttrain.engine.stop import StopRequest
-from fasttrain.engine.worker_plan import WORKER_BYTES, batch_bytes, choose_workers
 from fasttrain.errors import OutOfMemoryError, StorageError
 from fasttrain.machine import hardware as hardware_module
 from fasttrain.machine.hardware import GIB, Hardware, survey

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasttrain.engine.muon import Muon, is_filter, orthogonalised
+from fasttrain.engine.optimisation.muon import Muon, is_filter, orthogonalised
 from fasttrain.engine.step import takes_flag
 
 

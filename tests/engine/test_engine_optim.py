@@ -11,8 +11,8 @@ import torch
 from monai.optimizers import Novograd
 from torch import nn
 
-from fasttrain.engine.novograd import DeviceNovograd
-from fasttrain.engine.optim import OPTIMIZERS, build_optimizer, learning_rate
+from fasttrain.engine.optimisation.novograd import DeviceNovograd
+from fasttrain.engine.optimisation.optim import OPTIMIZERS, build_optimizer, learning_rate
 from fasttrain.engine.step import Precision, Step, takes_flag
 from fasttrain.losses import build_loss
 from fasttrain.recipe.training_spec import (

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-import fasttrain.engine.pictures
+import fasttrain.engine.validating.pictures
 from fasttrain import train
 from fasttrain.data.caches import open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
-from fasttrain.engine.inference import Predictor
-from fasttrain.engine.pictures import pick_cases, planes_of
 from fasttrain.engine.run import resume
 from fasttrain.engine.step import Precision
 from fasttrain.engine.stop import StopRequest
-from fasttrain.engine.validation import Judged, Validator
+from fasttrain.engine.validating.inference import Predictor
+from fasttrain.engine.validating.pictures import pick_cases, planes_of
+from fasttrain.engine.validating.validation import Judged, Validator
 from fasttrain.errors import EXIT_INTERRUPTED, MachineError
 from fasttrain.samples import Case, Grid, Sample
 from fasttrain.scoring import CaseScore
@@ -188,7 +188,9 @@ def test_a_failure_in_drawing_is_one_warning(tiny, phantoms: Path, tmp_path: Pat
                 (run / "pictures").touch()
 
     if place == "drawing":
-        monkeypatch.setattr(fasttrain.engine.pictures, "planes_of", lambda _: (_ for _ in ()).throw(MemoryError()))
+        monkeypatch.setattr(
+            fasttrain.engine.validating.pictures, "planes_of", lambda _: (_ for _ in ()).throw(MemoryError())
+        )
     observers = [heard, Spoiler()] if place == "folder" else [heard]
     recipe = tiny(output__pictures="best", training__epochs=2, optimizer__learning_rate=1e-2)
     result = train(recipe, data=phantoms, run=run, device="cpu", observers=observers)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.engine import choices
-from fasttrain.engine.plan import Plan, make_plan
-from fasttrain.engine.sizes import sizes_of
+from fasttrain.engine.planning import choices
+from fasttrain.engine.planning.plan import Plan, make_plan
+from fasttrain.engine.planning.sizes import sizes_of
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.hardware import GIB, Hardware
 

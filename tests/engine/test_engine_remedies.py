@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fasttrain import train
 from fasttrain.engine.failures import asked_bytes, explained
 from fasttrain.engine.phases import FILLING, FIRST_STEP, MEASURING, TRAINING, VALIDATION, GpuState, Phases
-from fasttrain.engine.remedies import does_not_fit, largest_batch, largest_patch, need_of_batch, remedies
+from fasttrain.engine.planning.remedies import does_not_fit, largest_batch, largest_patch, need_of_batch, remedies
 from fasttrain.errors import OutOfMemoryError
 from fasttrain.machine.hardware import GIB, Hardware
 
@@ -158,7 +158,7 @@ def test_without_a_gpu_the_phase_alone_is_known(tiny, phantoms: Path, tmp_path: 
     assert phases.now == VALIDATION
     assert phases.state(VALIDATION) is None
 
-    from fasttrain.engine.validation import Validator
+    from fasttrain.engine.validating.validation import Validator
 
     def run(*_: object) -> None:
         raise MemoryError
@@ -238,7 +238,7 @@ def test_memory_that_runs_out_on_a_gpu_names_phase_peaks_and_settings_that_do_fi
 
 @pytest.mark.gpu
 def test_a_measured_step_that_does_not_fit_names_a_batch_that_does(tiny) -> None:
-    from fasttrain.engine.choices import choose_step
+    from fasttrain.engine.planning.choices import choose_step
     from fasttrain.machine.hardware import survey
 
     torch.cuda.empty_cache()

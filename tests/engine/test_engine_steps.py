@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fasttrain.engine.choices import choose_step
-from fasttrain.engine.optim import build_optimizer, learning_rate
-from fasttrain.engine.sizes import sizes_of
+from fasttrain.engine.optimisation.optim import build_optimizer, learning_rate
+from fasttrain.engine.planning.choices import choose_step
+from fasttrain.engine.planning.sizes import sizes_of
+from fasttrain.engine.planning.trial import Candidate, least_seconds, measure
 from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Precision, Step
 from fasttrain.engine.trainer import MOST_BAD_STEPS_IN_A_ROW, Trainer
-from fasttrain.engine.trial import Candidate, least_seconds, measure
 from fasttrain.errors import DivergedError
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware

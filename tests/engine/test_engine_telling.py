@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fasttrain.delivery import evaluate, open_run, predict
-from fasttrain.engine import inference
-from fasttrain.engine.inference import Ensemble, Predictor, telling
 from fasttrain.engine.run import RunResult
 from fasttrain.engine.step import Precision
 from fasttrain.engine.stop import Stopped, StopRequest
+from fasttrain.engine.validating import inference
+from fasttrain.engine.validating.inference import Ensemble, Predictor, telling
 
 
 @pytest.fixture

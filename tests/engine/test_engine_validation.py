@@ -12,10 +12,10 @@ from scipy.spatial import cKDTree
 from fasttrain.data.caches import open_case_source
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources import find_cases
-from fasttrain.engine.inference import Predictor
 from fasttrain.engine.step import Precision
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.engine.validation import Validator, spacing_mm
+from fasttrain.engine.validating.inference import Predictor
+from fasttrain.engine.validating.validation import Validator, spacing_mm
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.engine.sizes import Sizes
+from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.errors import DataError, FasttrainError, MachineError, OutOfMemoryError, RecipeError
 from fasttrain.recipe import Recipe, resolve
 from fasttrain.studies.batch_study import BatchStudy

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.engine.batch_policy import with_batch
+from fasttrain.engine.planning.batch_policy import with_batch
 from fasttrain.engine.stop import StopRequest
 from fasttrain.studies.batch_study import BatchStudy
 from fasttrain.studies.measuring import Measuring

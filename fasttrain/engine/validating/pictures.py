@@ -14,7 +14,7 @@ from torch import Tensor
 from fasttrain.data.grids import spacing_of
 from fasttrain.data.restore import to_source_grid
 from fasttrain.engine.stop import StopRequest
-from fasttrain.engine.validation import Judged, Scores, Validator
+from fasttrain.engine.validating.validation import Judged, Scores, Validator
 from fasttrain.errors import EXIT_DONE
 from fasttrain.recipe import Recipe
 from fasttrain.samples import IGNORED, Grid

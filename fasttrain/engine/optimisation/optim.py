@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fasttrain.engine.muon import Muon
-from fasttrain.engine.novograd import DeviceNovograd
+from fasttrain.engine.optimisation.muon import Muon
+from fasttrain.engine.optimisation.novograd import DeviceNovograd
 from fasttrain.recipe.training_spec import (
     AdamSpec,
     AdamWSpec,

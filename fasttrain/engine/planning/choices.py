@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fasttrain.engine.remedies import does_not_fit
-from fasttrain.engine.sizes import Sizes
-from fasttrain.engine.trial import Candidate, held_by_batch, measure
+from fasttrain.engine.planning.remedies import does_not_fit
+from fasttrain.engine.planning.sizes import Sizes
+from fasttrain.engine.planning.trial import Candidate, held_by_batch, measure
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.allocator import allocator_setting
 from fasttrain.machine.compiler import missing_for_compile

@@ -6,7 +6,7 @@ import math
 
 from fasttrain.batches import slot_bytes
 from fasttrain.data.volumes import ITEM_BYTES
-from fasttrain.engine.sizes import Sizes
+from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.recipe import Recipe
 from fasttrain.wording import counted, size_in_memory

@@ -9,7 +9,7 @@ import torch
 
 from fasttrain.batches import Order, ResidentSource, fill
 from fasttrain.batches.resident_volumes import voxel_bytes
-from fasttrain.engine.trial import Candidate, made_batch, network_for, precision_of
+from fasttrain.engine.planning.trial import Candidate, made_batch, network_for, precision_of
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware
 from fasttrain.recipe import Recipe

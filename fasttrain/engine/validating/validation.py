@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttrain.engine.inference import Inference, WindowsTold, WithinTold, sent, telling
 from fasttrain.engine.stop import StopRequest
-from fasttrain.engine.validation_cases import ValidationCases
+from fasttrain.engine.validating.inference import Inference, WindowsTold, WithinTold, sent, telling
+from fasttrain.engine.validating.validation_cases import ValidationCases
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource, Grid, Sample
 from fasttrain.scoring import CaseScore, ScoreSummary, count_case, score_case, score_counts, summarise

@@ -13,10 +13,10 @@ from fasttrain.data.caches import Window, require_lmdb, volumes_folder
 from fasttrain.data.caches.keys import settings_digest
 from fasttrain.data.inventory.sets import look_at
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.engine.choices import missing_for_kernels
-from fasttrain.engine.gpu_memory import LEAST_SHARE, resident_bytes, tiers_text
-from fasttrain.engine.sizes import Sizes
-from fasttrain.engine.worker_plan import WORKER_BYTES, batch_bytes, batches_held, cut_bytes, wanted_workers
+from fasttrain.engine.planning.choices import missing_for_kernels
+from fasttrain.engine.planning.gpu_memory import LEAST_SHARE, resident_bytes, tiers_text
+from fasttrain.engine.planning.sizes import Sizes
+from fasttrain.engine.planning.worker_plan import WORKER_BYTES, batch_bytes, batches_held, cut_bytes, wanted_workers
 from fasttrain.errors import MachineError, OutOfMemoryError, StorageError
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.limits import disk_free_bytes

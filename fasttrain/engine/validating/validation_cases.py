@@ -12,7 +12,7 @@ from torch import Tensor
 from fasttrain.data.grids import exact_moves
 from fasttrain.data.reading import read_label
 from fasttrain.data.restore import to_source_grid
-from fasttrain.engine.inference import sent
+from fasttrain.engine.validating.inference import sent
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource, Grid, Sample
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fasttrain.engine.checkpointing import checkpoint_blocks
-from fasttrain.engine.optim import build_optimizer
+from fasttrain.engine.optimisation.optim import build_optimizer
 from fasttrain.engine.step import Precision, Step
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware

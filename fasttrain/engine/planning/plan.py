@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fasttrain.engine import choices
-from fasttrain.engine.decisions import Decision
-from fasttrain.engine.gpu_memory import resident_bytes
-from fasttrain.engine.memory_plan import choose_cache, choose_fill_threads, memory_need
-from fasttrain.engine.sizes import Sizes
-from fasttrain.engine.worker_plan import choose_workers
+from fasttrain.engine.planning import choices
+from fasttrain.engine.planning.decisions import Decision
+from fasttrain.engine.planning.gpu_memory import resident_bytes
+from fasttrain.engine.planning.memory_plan import choose_cache, choose_fill_threads, memory_need
+from fasttrain.engine.planning.sizes import Sizes
+from fasttrain.engine.planning.worker_plan import choose_workers
 from fasttrain.machine.allocator import allocator_setting, expand_segments
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.threads import thread_count

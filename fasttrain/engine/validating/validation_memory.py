@@ -11,9 +11,9 @@ import torch
 from fasttrain.data.nifti import read_header
 from fasttrain.data.reading import split_shape
 from fasttrain.data.volumes import ITEM_BYTES, preprocessed_shape
-from fasttrain.engine.decisions import Decision
-from fasttrain.engine.inference import CPU
-from fasttrain.engine.validation import Validator
+from fasttrain.engine.planning.decisions import Decision
+from fasttrain.engine.validating.inference import CPU
+from fasttrain.engine.validating.validation import Validator
 from fasttrain.machine.hardware import GIB
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from fasttrain.engine.choices import likely_candidate
-from fasttrain.engine.rehearsal import rehearse
-from fasttrain.engine.trial import Candidate
+from fasttrain.engine.planning.choices import likely_candidate
+from fasttrain.engine.planning.rehearsal import rehearse
+from fasttrain.engine.planning.trial import Candidate
 from fasttrain.errors import FasttrainError
 from fasttrain.kernels import compiling
 from fasttrain.machine.cache_folder import cache_folder

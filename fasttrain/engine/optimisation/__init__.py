@@ -1,0 +1,1 @@
+"""Owns how weights move: optimisers, schedules, the moving average, and what scores make of the learning rate."""
