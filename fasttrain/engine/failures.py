@@ -12,9 +12,10 @@ import torch
 from fasttrain.batches import ended_worker
 from fasttrain.engine.phases import GpuState
 from fasttrain.engine.planning.remedies import remedies_text
-from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError
+from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError, RecipeError
 from fasttrain.machine.open_files import open_file_limit
 from fasttrain.recipe import Recipe
+from fasttrain.recipe.network_spec import MonaiNetworkSpec
 from fasttrain.wording import size_in_memory
 
 # How torch's allocators and libraries tell it; only CUDA's own has a type
@@ -56,6 +57,7 @@ def explained(
         ended_worker(error, workers)
         or _out_of_memory(error, recipe, state, phase, checkpointed)
         or _out_of_files(error)
+        or _one_voxel(error, recipe)
     )
 
 
@@ -66,6 +68,17 @@ def asked_bytes(error: BaseException) -> int:
         return 0
     number, _, unit = amount[1].partition(" ")
     return int(float(number) * _UNITS.get(unit, 0))
+
+
+def _one_voxel(error: BaseException, recipe: Recipe) -> RecipeError | None:
+    """A batch norm has no spread to learn from where a channel is one number; which networks meet it shows in the first step."""
+    if not isinstance(error, ValueError) or not str(error).startswith("Expected more than 1 "):
+        return None
+    key = "network.name" if isinstance(recipe.network, MonaiNetworkSpec) else "network.kind"
+    return RecipeError(
+        f"{key}: a norm layer of this network sees a single voxel of a patch of {list(recipe.patch.size)}; raise patch.size or "
+        f"training.batch_size (now {recipe.training.batch_size})"
+    )
 
 
 def _out_of_files(error: BaseException) -> MachineError | None:

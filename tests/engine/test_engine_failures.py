@@ -16,6 +16,7 @@ import torch
 
 from fasttrain import train
 from fasttrain.checkpoints import read_checkpoint
+from fasttrain.engine.failures import explaining
 from fasttrain.engine.fit import Fit
 from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.stop import StopRequest
@@ -378,3 +379,13 @@ def test_a_plane_trains_and_validates(tmp_path: Path, tiny) -> None:
     table = read_metrics(result.run / "metrics.csv")
     assert result.summary["best"]["value"] > 0.8
     assert table[-1]["val_hd95"] is not None
+
+
+def test_a_norm_that_sees_one_voxel_is_no_bug_of_ours(tiny) -> None:
+    """Networks by name tell it in their first step."""
+    recipe = tiny(network={"kind": "monai", "name": "VNet"}, training__batch_size=1).recipe
+    told = "network.name: a norm layer .* raise patch.size or training.batch_size"
+    with pytest.raises(RecipeError, match=told), explaining(recipe):
+        torch.nn.BatchNorm3d(4)(torch.zeros(1, 4, 1, 1, 1))
+    with pytest.raises(ValueError, match="another"), explaining(recipe):
+        raise ValueError("another")
