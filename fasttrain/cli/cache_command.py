@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import sys
 import time
 from pathlib import Path
@@ -62,7 +61,7 @@ def cache_command(
 def _chosen(folder: Path | None, recipe: str | None, older_than: float | None) -> tuple[Path, list[StoredSet], str]:
     """The folder, the sets that were asked for, and what to say where these are none."""
     from fasttrain.data.inventory import find_sets
-    from fasttrain.machine.cache_folder import cache_folder
+    from fasttrain.machine.cache_folder import own_cache_folder
 
     if folder is not None:
         where = folder.expanduser().absolute()
@@ -71,7 +70,7 @@ def _chosen(folder: Path | None, recipe: str | None, older_than: float | None) -
             raise RecipeError(f"--folder {where} {what}; name a data.cache.folder, or leave it out for the usual one")
         sets = find_sets(None, where)
     else:
-        where = cache_folder(os.environ, Path("runs"))[0]
+        where = own_cache_folder()
         sets = find_sets(where, where / "volumes")
     nothing = f"nothing is stored in {where}" + ("" if where.is_dir() else ", which does not exist yet")
     if recipe is not None and sets:

@@ -15,7 +15,7 @@ from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DATA, EXIT_DONE, RecipeError
-from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.limits import cpu_limit
 from fasttrain.recipe import Recipe, resolve
 from fasttrain.telemetry.events import Message, Observer, Progress
@@ -89,7 +89,7 @@ def _checked(
         view.on_event(Progress("checking files", done, total))
         stop.check()
 
-    folder = cache_folder(os.environ, Path("runs"))[0]
+    folder = own_cache_folder()
     return check_cases(found.every, root, terms, split, folder, cpu_limit(), progress, full, found.faults), split
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_USAGE, RecipeError
 from fasttrain.kernels.compiling import start_early
-from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.collector import collector_at_rest
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import wants_gpu
@@ -128,7 +127,7 @@ def _tuned(resolved: ResolvedRecipe, device: str) -> ResolvedRecipe:
     from fasttrain.studies.lock import tuned
     from fasttrain.studies.machine_record import machine_record
 
-    found, told = tuned(resolved, machine_record(survey(device)), cache_folder(os.environ, Path("runs"))[0])
+    found, told = tuned(resolved, machine_record(survey(device)), own_cache_folder())
     print(told, file=sys.stderr)
     return found
 
@@ -180,7 +179,7 @@ def resume_command(
 def _load_engine(device: str) -> ModuleType:
     """Loads torch and all that trains; where there will be a GPU, the process that compiles kernels begins beside it."""
     if probably_on_gpu(device):
-        keep_compiled(cache_folder(os.environ, Path("runs"))[0])
+        keep_compiled(own_cache_folder())
         start_early()
     with collector_at_rest():
         from fasttrain.engine import run as engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -18,7 +17,7 @@ from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DONE
-from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
 from fasttrain.recipe import ResolvedRecipe, resolve
@@ -263,7 +262,7 @@ class _Command:
         assert self.batches is not None
         more = {"command": "tune" if self.wide else "tune-batch", **self._document()}
         record = lock_record(self.resolved, self.batches.measuring.machine, self.batches.settings, more)
-        cache = cache_folder(os.environ, Path("runs"))[0]
+        cache = own_cache_folder()
         machine_lock = write_lock(record, self.folder.tune / "lock.json", cache)
         self.found = {**record, "machine_lock": str(machine_lock)}
 

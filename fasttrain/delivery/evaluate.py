@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,7 @@ from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.inference import Ensemble, WithinTold
 from fasttrain.engine.validating.validation import Scores, Validator
 from fasttrain.errors import DataError, RecipeError
-from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.limits import cpu_limit
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case
@@ -73,7 +72,7 @@ def _sound(
     warn: Callable[[str], None],
 ) -> tuple[Case, ...]:
     """Cases without faults, by the same check that training makes."""
-    folder = cache_folder(os.environ, Path("runs"))[0]
+    folder = own_cache_folder()
     # None of them trains, so that a part without foreground is no fault
     split, terms = Split((), cases), Terms.of_recipe(recipe)
     told = lambda done, total: stop.check()  # noqa: E731

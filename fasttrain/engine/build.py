@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -27,7 +25,7 @@ from fasttrain.engine.validating.inference import Predictor
 from fasttrain.engine.validating.validation import Validator
 from fasttrain.errors import DataError
 from fasttrain.losses import build_loss
-from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import Hardware
 from fasttrain.networks import build_network
@@ -56,7 +54,7 @@ class Assembly:
 def prepare_torch(plan: Plan, hardware: Hardware) -> None:
     """Sets what torch keeps for the whole process."""
     if plan.compile or plan.fused_layers or plan.cache == "gpu":
-        keep_compiled(cache_folder(os.environ, Path("runs"))[0])
+        keep_compiled(own_cache_folder())
     if hardware.on_gpu:
         torch.cuda.set_device(hardware.torch_device)
         torch.backends.cudnn.benchmark = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from fasttrain.data.sources.found import listed
 from fasttrain.data.splits import Split, split_cases
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, RecipeError
-from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.limits import cpu_limit
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case
@@ -103,7 +102,7 @@ class _Check:
     stop: StopRequest
 
     def __call__(self, cases: Sequence[Case], split: Split | None) -> Checked:
-        folder = cache_folder(os.environ, Path("runs"))[0]
+        folder = own_cache_folder()
         terms, pairing = Terms.of_recipe(self.recipe), self.found.faults
         return check_cases(cases, self.root, terms, split, folder, cpu_limit(), self._progress, pairing=pairing)
 

@@ -15,11 +15,12 @@ import importlib
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fasttrain.own_process import start_own
 
 _MOST_PROCESSES = 12
 _WARP = 32
@@ -60,17 +61,7 @@ class CompilingServer:
     """
 
     def __init__(self) -> None:
-        package = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fasttrain.kernels.compiling"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
-            # Ctrl-C is for this process to answer
-            start_new_session=True,
-        )
+        self._process = start_own("fasttrain.kernels.compiling")
 
     def compile(self, noted: list[Noted], capability: tuple[int, int], processes: int) -> bool:
         """Compiles the kernels for a GPU of a compute capability into the folder of $TRITON_CACHE_DIR; whether all were."""

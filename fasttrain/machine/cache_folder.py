@@ -45,6 +45,11 @@ def is_kept(folder: Path, mounts: str | None = None) -> bool:
     return _filesystem(there.resolve(), mounts) not in _LOST_WITH_THE_MACHINE
 
 
+def own_cache_folder() -> Path:
+    """That of this process, whose runs lie in `./runs`."""
+    return cache_folder(os.environ, Path("runs"))[0]
+
+
 def _users_folder(environ: Mapping[str, str]) -> Path | None:
     # By the XDG standard a relative path there is to be ignored
     given, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")

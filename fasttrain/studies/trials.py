@@ -7,7 +7,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_BUG, MachineError, StorageError
 from fasttrain.machine.limits import oom_kills
+from fasttrain.own_process import start_own
 from fasttrain.run_folder import write_json
 from fasttrain.studies.task import Outcome, Task
 from fasttrain.telemetry.events import Event, Message, Progress
@@ -47,17 +47,7 @@ class TrialServer:
             self._log = open(folder / "server.log", "wb")  # noqa: SIM115 - lives as long as the process
         except OSError as error:
             raise StorageError(f"{folder} cannot be written: {error.strerror}; choose another with --run") from error
-        package = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fasttrain.studies.trial_server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env={**os.environ, "PYTHONPATH": path},
-            # Ctrl-C is for this process to answer
-            start_new_session=True,
-        )
+        self._process = start_own("fasttrain.studies.trial_server", stderr=self._log)
         self._ready = False
 
     def run(self, task: Task, name: str, limit_seconds: float) -> Outcome:

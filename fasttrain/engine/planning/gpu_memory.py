@@ -16,9 +16,9 @@ UNMEASURED_SHARE = 0.4
 MOST_SHARE = 0.8
 LEAST_SHARE = 0.1
 """Of a set: where fewer of its volumes would lie on the GPU, `auto` keeps all of them on the host."""
-_STEP_MARGIN = 1.25
+STEP_MARGIN = 1.25
 """cuDNN tries algorithms with larger workspaces than the measured step had, and memory comes apart in use."""
-_OWN_BYTES = GIB
+OWN_BYTES = GIB
 """Of CUDA itself, its kernels and recorded graphs."""
 _MOST_VALIDATION_SHARE = 0.25
 """Of the GPU; a larger volume is stitched elsewhere."""
@@ -30,7 +30,7 @@ def volume_room(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: in
         return 0
     free = _free(hardware)
     if step_bytes:
-        left = free - int(step_bytes * _STEP_MARGIN) - stitching_bytes(recipe, hardware, sizes) - _OWN_BYTES
+        left = free - int(step_bytes * STEP_MARGIN) - stitching_bytes(recipe, hardware, sizes) - OWN_BYTES
         room = min(left, int(free * MOST_SHARE))
     else:
         room = int(free * UNMEASURED_SHARE)
@@ -67,9 +67,13 @@ def _free(hardware: Hardware) -> int:
     return int((gib or 0.0) * GIB)
 
 
-def stitching_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> int:
-    """Of the largest volume: the image, and twice the classes' sums with their weights, in float32."""
+def window_bytes(recipe: Recipe, sizes: Sizes) -> int:
+    """What the sliding window holds of the largest volume, in float32: the image, and twice the sums with their weights."""
     channels = len(recipe.data.channels)
     voxels = sizes.largest_case_bytes // (channels * ITEM_BYTES[recipe.data.storage_dtype] + 1)
-    needed = 4 * voxels * (channels + 2 * (recipe.data.class_count + 1))
-    return min(needed, math.floor(_MOST_VALIDATION_SHARE * (hardware.gpu_gib or 0.0) * GIB))
+    return 4 * voxels * (channels + 2 * (recipe.data.class_count + 1))
+
+
+def stitching_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> int:
+    """What the sliding window holds of the largest volume on the GPU."""
+    return min(window_bytes(recipe, sizes), math.floor(_MOST_VALIDATION_SHARE * (hardware.gpu_gib or 0.0) * GIB))

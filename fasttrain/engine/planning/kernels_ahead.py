@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from fasttrain.engine.planning.rehearsal import rehearse
 from fasttrain.engine.planning.trial import Candidate
 from fasttrain.errors import FasttrainError
 from fasttrain.kernels import compiling
-from fasttrain.machine.cache_folder import cache_folder
+from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import Hardware
 from fasttrain.recipe import Recipe
@@ -99,7 +98,7 @@ def _begun(recipe: Recipe, hardware: Hardware) -> KernelsAhead | None:
         return None
     if not candidate.fused or torch.version.hip is not None:
         return None
-    keep_compiled(cache_folder(os.environ, Path("runs"))[0])
+    keep_compiled(own_cache_folder())
     return KernelsAhead(recipe, hardware, candidate)
 
 

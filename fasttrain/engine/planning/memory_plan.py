@@ -14,7 +14,7 @@ from fasttrain.data.caches.keys import settings_digest
 from fasttrain.data.inventory.sets import look_at
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.engine.planning.choices import missing_for_kernels
-from fasttrain.engine.planning.gpu_memory import LEAST_SHARE, resident_bytes, tiers_text
+from fasttrain.engine.planning.gpu_memory import LEAST_SHARE, resident_bytes, tiers_text, window_bytes
 from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.engine.planning.worker_plan import WORKER_BYTES, batch_bytes, batches_held, cut_bytes, wanted_workers
 from fasttrain.errors import MachineError, OutOfMemoryError, StorageError
@@ -78,12 +78,8 @@ def memory_need(
 
 
 def validation_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> int:
-    """What the sliding window holds of the largest case on a CPU: the image, and twice the probabilities with their weights."""
-    if hardware.on_gpu:
-        return 0
-    channels, item = len(recipe.data.channels), 2 if recipe.data.storage_dtype == "float16" else 4
-    voxels = sizes.largest_case_bytes // (channels * item + 1)
-    return 4 * voxels * (channels + 2 * (recipe.data.class_count + 1))
+    """What the sliding window holds of the largest case in the host's memory."""
+    return 0 if hardware.on_gpu else window_bytes(recipe, sizes)
 
 
 def choose_cache(

@@ -12,6 +12,7 @@ from fasttrain.data.nifti import read_header
 from fasttrain.data.reading import split_shape
 from fasttrain.data.volumes import ITEM_BYTES, preprocessed_shape
 from fasttrain.engine.planning.decisions import Decision
+from fasttrain.engine.planning.gpu_memory import OWN_BYTES, STEP_MARGIN
 from fasttrain.engine.validating.inference import CPU
 from fasttrain.engine.validating.validation import Validator
 from fasttrain.machine.hardware import GIB
@@ -24,8 +25,6 @@ RESIDENT_SHARE = 0.5
 """Of the memory that training and the largest case leave: so much may volumes take that stay on the GPU between validations."""
 _UNMEASURED_SHARE = 0.5
 """Of the free memory that is left to validation where no training step was measured."""
-_STEP_MARGIN = 1.25
-_OWN_BYTES = GIB
 _SCRATCH_BYTES = GIB // 2
 """Slabs of scores on their way to a class map."""
 
@@ -45,14 +44,14 @@ class Room:
         """What training leaves at any time."""
         if not self.step:
             return int(self.free * _UNMEASURED_SHARE)
-        return max(self.free - int(self.step * _STEP_MARGIN) - _OWN_BYTES, 0)
+        return max(self.free - int(self.step * STEP_MARGIN) - OWN_BYTES, 0)
 
     @property
     def at_validation(self) -> int:
         """What is there while no step runs: a half of what a step takes is weights' company, such as the optimiser's state."""
         if self.captured or not self.step:
             return self.lasting
-        return max(self.free - self.step // 2 - _OWN_BYTES, 0)
+        return max(self.free - self.step // 2 - OWN_BYTES, 0)
 
 
 def case_bytes(shape: Sequence[int], source_shape: Sequence[int], recipe: Recipe) -> int:
