@@ -83,8 +83,13 @@ def _picked(
     if np.abs(own - wanted).max() < SAME_SPACING_MM:
         return None
     steps = wanted / own
-    counts = np.minimum(np.rint((np.array(shape) - 1) / steps) + 1, _MOST)
-    return [(float(step), int(count), flip) for step, count, flip in zip(steps, counts, flips, strict=True)]
+    counts = [voxels_along(length, step) for length, step in zip(shape, steps, strict=True)]
+    return [(float(step), count, flip) for step, count, flip in zip(steps, counts, flips, strict=True)]
+
+
+def voxels_along(length: int, step: float) -> int:
+    """How many voxels `step` old ones apart an axis of so many has; of two as near, the even number, as with MONAI."""
+    return int(min(np.rint((length - 1) / step + 1), _MOST))
 
 
 def axes_along(affine: np.ndarray, dimensions: int, orientation: str | None) -> tuple[list[int], list[bool]]:
