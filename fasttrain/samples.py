@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,16 +17,33 @@ IGNORED = 255
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """How a label that has structures by name and no grid of its own (a DICOM SEG or RTSTRUCT) becomes a label map.
+
+    image: the image on whose grid it is drawn. values: (name of a structure, its label value). in_order: later ones of `values`
+    are drawn over earlier ones, else voxels of two values are refused. others: what becomes of structures not in `values`.
+    """
+
+    image: Path
+    values: tuple[tuple[str, int], ...]
+    in_order: bool
+    others: Literal["refuse", "skip"]
+
+
+@dataclass(frozen=True)
 class Case:
     """The files of one subject.
 
-    `images` holds one path with all channels, or one path a channel, in the recipe's channel order. `label` is None where
-    there is no reference (test cases, `predict`). `name` is the id by which image and label were paired.
+    `images` holds one path with all channels, or one path a channel, in the recipe's channel order; of a DICOM series it is
+    the path of its first file by name, which stands for all of them. `label` is None where there is no reference (test cases,
+    `predict`), and `drawn` says how it becomes a label map where it is none. `name` is the id by which image and label were
+    paired.
     """
 
     name: str
     images: tuple[Path, ...]
     label: Path | None
+    drawn: Drawn | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,32 @@ class PhantomSource(Spec):
     seed: Seed = 0
 
 
-SourceSpec = Annotated[DecathlonSource | NnunetSource | FoldersSource | PhantomSource, Field(discriminator="kind")]
+SeriesName = NonNegativeInt | Annotated[str, Field(min_length=1)]
+"""A DICOM series by its number, or by its SeriesInstanceUID or description."""
+
+
+class DicomSource(Spec):
+    """A folder a case, with DICOM files in it or below it, and its mask: a DICOM SEG, an RTSTRUCT, or NIfTI.
+
+    `series` picks the image of a case that has several, by SeriesInstanceUID, number or description; a list names one a channel.
+    `labels` picks the mask where a case has several kinds, `label_series` where it has several of a kind. A NIfTI mask lies in
+    the folder of the case, or beside it as `CASE.nii.gz`. Structures of a SEG or RTSTRUCT are taken by the names of
+    `data.classes`, or as `structures` says (`{GTV: 1, BODY: 0}`; later ones are drawn over earlier ones, 0 draws nothing);
+    others are refused, or left out (`other_structures: skip`). Files of the names in `ignore` are passed over.
+    """
+
+    kind: Literal["dicom"]
+    series: SeriesName | Annotated[tuple[SeriesName, ...], Field(min_length=1)] | None = None
+    labels: Literal["auto", "seg", "rtstruct", "nifti"] = "auto"
+    label_series: SeriesName | None = None
+    structures: dict[str, Annotated[Int, Field(ge=0, le=255)]] = Field(default_factory=dict)
+    other_structures: Literal["refuse", "skip"] = "refuse"
+    ignore: tuple[str, ...] = ("LICENSE",)
+
+
+SourceSpec = Annotated[
+    DecathlonSource | NnunetSource | FoldersSource | DicomSource | PhantomSource, Field(discriminator="kind")
+]
 
 
 class KFoldSplit(Spec):

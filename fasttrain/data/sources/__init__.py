@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fasttrain.data.sources.decathlon import find_decathlon
+from fasttrain.data.sources.dicom import find_dicom
 from fasttrain.data.sources.folders import find_folders
 from fasttrain.data.sources.found import FoundCases
 from fasttrain.data.sources.nnunet import find_nnunet
@@ -17,6 +18,7 @@ SOURCES: dict[str, Callable[[DataSpec, Path], FoundCases]] = {
     "decathlon": find_decathlon,
     "nnunet": find_nnunet,
     "folders": find_folders,
+    "dicom": find_dicom,
     "phantom": find_phantoms,
 }
 

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from fasttrain.data.dicom.instances import is_dicom
 from fasttrain.data.file_names import FileFinder, is_left_behind
 from fasttrain.data.nifti import case_id, is_nifti
 from fasttrain.data.sources.dataset_json import read_dataset_json, warn_of_count, warn_of_labels
@@ -130,6 +131,10 @@ def _case_of(path: Path, number: int, entry: Any, finder: FileFinder) -> tuple[C
         elif not os.path.isfile(file):
             found = "is a folder" if os.path.isdir(file) else "does not exist"
             faults.append(f"{where}: the {kind} {file} {found}; put the file there or take the entry out")
+        elif not is_nifti(file) and is_dicom(file):
+            faults.append(
+                f"{where}: the {kind} {file}: DICOM is not read here; set data.source.kind: dicom, or convert the series to NIfTI"
+            )
         else:
             there.append(file)
     # Called after its image even where that is missing

@@ -86,7 +86,7 @@ def listed(names: Iterable[str], limit: int = _NAMED) -> str:
     return ", ".join(every[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
-def describe_files(folder: Path) -> str:
+def describe_files(folder: Path, dicom_read: bool = False) -> str:
     """What lies in a folder, for a sentence about what was found instead of cases."""
     try:
         entries = sorted(
@@ -99,7 +99,9 @@ def describe_files(folder: Path) -> str:
     folders = [f"{path.name}/" for path in entries if path.is_dir()]
     kinds = Counter(_ending(path) for path in entries if not path.is_dir())
     files = [f"{count} {kind} file{'s' if count > 1 else ''}" for kind, count in kinds.most_common(_NAMED)]
-    dicom = "; DICOM is not read, convert it with dcm2niix" if ".dcm" in kinds else ""
+    dicom = (
+        "; DICOM is not read with this data.source.kind, set it to dicom" if ".dcm" in kinds and not dicom_read else ""
+    )
     return listed([*files, *folders]) + dicom
 
 

@@ -9,9 +9,10 @@ from pathlib import Path, PurePosixPath
 
 from fasttrain.data.file_names import as_text, is_left_behind
 from fasttrain.data.nifti import case_id, is_nifti
+from fasttrain.data.sources.dicom import find_unlabelled_series
 from fasttrain.data.sources.found import describe_files, index_by_id, listed, visible_files
 from fasttrain.errors import DataError
-from fasttrain.recipe.data_spec import DataSpec, FoldersSource, NnunetSource
+from fasttrain.recipe.data_spec import DataSpec, DicomSource, FoldersSource, NnunetSource
 from fasttrain.samples import Case
 
 _NUMBERED = re.compile(r"(?P<id>.+)_(?P<number>\d{4})")
@@ -29,6 +30,8 @@ def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None 
     """
     if not given.exists():
         raise DataError(f"{given} does not exist; name a NIfTI file or a folder of them")
+    if isinstance(spec.source, DicomSource):
+        return find_unlabelled_series(spec, given)
     suffixes = list(suffixes) if suffixes is not None else _suffixes(spec)
     if given.is_file():
         if is_left_behind(given.name):
