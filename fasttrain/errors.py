@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -76,6 +77,23 @@ _NO_MEMORY_TEXTS = (
     "can't allocate memory",
     "failed to map segment",
 )
+
+
+# How torch's allocators and libraries tell it; only CUDA's own has a type
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|bad_alloc|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch or of the interpreter is one of the many forms of memory that ran out: CUDA's (which torch has a
+    type for, a kind of RuntimeError), cuBLAS's and cuDNN's, C++'s, that of torch's CPU allocator, and Python's.
+    """
+    if isinstance(error, FasttrainError):
+        return False
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    )
 
 
 def wants_memory(error: BaseException) -> bool:

@@ -8,12 +8,16 @@ first used. Where such a package is missing, MONAI behaves as ever: it has stand
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # typing's own would have to be loaded before signals are answered
+if TYPE_CHECKING:
+    from typing import Any
 
 LATER = (
     "h5py",
@@ -34,6 +38,20 @@ LATER = (
 """Packages that MONAI can do without until a part of it is used; no exception class is taken from any of them."""
 _NEEDS = {"torch.utils.tensorboard": "tensorboard"}
 _PYPLOT = "matplotlib.pyplot"
+
+
+def name_the_user() -> None:
+    """Gives a name to a user without an entry among the accounts, as containers run programs: MONAI and torch's compiler ask for
+    it while they are loaded, and fail where there is none.
+    """
+    if not hasattr(os, "getuid") or any(name in os.environ for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
+        return
+    try:
+        import pwd
+
+        pwd.getpwuid(os.getuid())
+    except (ImportError, KeyError):
+        os.environ["USER"] = f"uid{os.getuid()}"
 
 
 class Later:

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -126,6 +127,14 @@ class RunFolder:
         parent = self.path.parent
         return parent if self.path.name.startswith("fold_") and (parent / self.folds.name).exists() else self.path
 
+    def folds_left(self) -> int:
+        """How many folds this run and those after it are; 1 for a run by itself."""
+        whole = self.whole()
+        if whole == self.path:
+            return 1
+        count = int(read_record(whole / self.folds.name, FOLDS_KEYS)["folds"])
+        return max(count - int(self.path.name.removeprefix("fold_")), 1)
+
     def epoch_file(self, epoch: int) -> Path:
         """Where the periodic checkpoint of an epoch (from 1) lies."""
         return self.checkpoints / f"epoch_{epoch:04d}.pt"
@@ -142,21 +151,47 @@ class RunFolder:
         """True where a run was begun here."""
         return self.recipe.exists()
 
+    def began(self) -> float | None:
+        """When the run began, in Unix seconds, by its first event, which stays what it is when files are copied; None: no run."""
+        try:
+            with self.events.open("rb") as events:
+                record = json.loads(events.readline(1 << 16))
+            return datetime.fromisoformat(record["time"]).timestamp()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        times = [path.stat().st_mtime for path in (self.recipe, self.last) if os.path.exists(path)]
+        return times[0] if times else None
+
+    def read_summary(self) -> dict[str, Any]:
+        """What `summary.json` says; nothing where there is none or it cannot be read."""
+        try:
+            summary = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return summary if isinstance(summary, dict) else {}
+
     def finished(self) -> bool:
         """True where the summary says that the run went to its end (or to a limit that the user set)."""
-        try:
-            return bool(json.loads(self.summary.read_text(encoding="utf-8"))["status"] == "done")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return False
+        return bool(self.read_summary().get("status") == "done")
+
+    def reopen(self) -> None:
+        """A finished run goes on: from now on it is unfinished, also where it is killed before it has a summary of its own."""
+        if self.finished():
+            write_json(self.summary, {**self.read_summary(), "status": "stopped"})
 
     def never_trained(self) -> bool:
         """True where the run failed before its first step, so that there is nothing in it to go on from or to keep."""
+        summary = self.read_summary()
+        nothing = summary.get("status") == "failed" and summary.get("steps") == 0
+        return nothing and not self.has_checkpoints()
+
+    def last_written(self) -> tuple[int, int] | None:
+        """What tells one `last.pt` from the one that takes its place; None where there is none."""
         try:
-            summary = json.loads(self.summary.read_text(encoding="utf-8"))
-            nothing = summary["status"] == "failed" and summary["steps"] == 0
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return False
-        return bool(nothing) and not self.has_checkpoints()
+            found = self.last.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def has_checkpoints(self) -> bool:
         """True where any checkpoint was written, sound or not."""
@@ -270,9 +305,15 @@ def new_run_path(name: str, base: Path = Path("runs"), now: Callable[[], float] 
     return path
 
 
+def runs_by_age(base: Path = Path("runs")) -> list[RunFolder]:
+    """The folders under `base` that hold a run, or what is left of one, newest first."""
+    runs = [RunFolder(path) for path in base.iterdir() if not path.name.startswith(".")] if base.is_dir() else []
+    begun = {run.path: began for run in runs if (began := run.began()) is not None}
+    return sorted((run for run in runs if run.path in begun), key=lambda run: begun[run.path], reverse=True)
+
+
 def newest_unfinished(base: Path = Path("runs")) -> tuple[Path | None, Path | None]:
     """The newest run under `base` that can be gone on with, and the newest of all; None where there is none."""
-    runs = [RunFolder(path) for path in base.iterdir() if os.path.exists(path / "recipe.yaml")] if base.is_dir() else []
-    runs.sort(key=lambda run: run.recipe.stat().st_mtime, reverse=True)
+    runs = [run for run in runs_by_age(base) if run.holds_a_run()]
     newest = runs[0].path if runs else None
     return next((run.path for run in runs if not run.finished() and not run.never_trained()), None), newest

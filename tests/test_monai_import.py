@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.monai_import import LATER, Later, _can_wait, _Finder, spare_imports
+from fasttrain.monai_import import LATER, Later, _can_wait, _Finder, name_the_user, spare_imports
 
 USED = """
 import json, pickle, sys
@@ -201,3 +202,25 @@ def test_the_finder_is_put_in_place_once_and_finds_two_modules_alone() -> None:
     assert sys.meta_path.count(_Finder) == 1  # type: ignore[arg-type]
     assert _Finder.find_spec("json") is None
     assert _Finder.find_spec("monai.utils.misc") is None
+
+
+def test_a_user_without_an_entry_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container has it that runs as a bare number."""
+    import getpass
+    import pwd
+
+    def no_entry(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    name_the_user()
+    assert "USER" not in os.environ, "one that has an entry keeps it"
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    with pytest.raises((KeyError, OSError)):
+        getpass.getuser()
+    name_the_user()
+    assert getpass.getuser() == f"uid{os.getuid()}"
+    monkeypatch.setenv("USER", "somebody")
+    name_the_user()
+    assert getpass.getuser() == "somebody"

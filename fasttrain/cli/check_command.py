@@ -17,13 +17,14 @@ from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DATA, EXIT_DONE, RecipeError
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.limits import cpu_limit
-from fasttrain.recipe import Recipe, resolve
+from fasttrain.recipe import resolve
 from fasttrain.telemetry.events import Message, Observer, Progress
 
 if TYPE_CHECKING:
     from fasttrain.data.checking import Checked, Terms
     from fasttrain.data.sources import FoundCases
     from fasttrain.data.splits import Split
+    from fasttrain.recipe import Recipe
 
 
 def check_command(

@@ -78,6 +78,8 @@ def start_lines(event: RunStarted) -> list[str]:
         f"{event.training_cases} training and {counted(event.validation_cases, 'validation case')}",
         f"run folder: {event.run}",
     ]
+    if event.limits:
+        lines.append(event.limits)
     if event.outline:
         lines.append(f"network: {event.outline}")
     if event.resumed_step is not None:
@@ -86,6 +88,13 @@ def start_lines(event: RunStarted) -> list[str]:
         f"{name}: {value} ({reason})" if reason else f"{name}: {value}" for name, value, reason in event.decisions
     ]
     return [one_line(line) for line in lines]
+
+
+def hours_text(hours: float | None, cost: float | None) -> str | None:
+    """`in all 3 h 10 min, 7.92 USD`; without a price the time alone, None where nothing is known."""
+    if hours is None:
+        return None
+    return f"in all {duration_text(hours * 3600)}" + ("" if cost is None else f", {cost:.2f} USD")
 
 
 def first_step_line(event: FirstStep) -> str:
@@ -106,7 +115,11 @@ def end_line(event: RunEnded) -> str:
     else:
         epoch = "" if event.best_epoch is None else f" in epoch {event.best_epoch}"
         best = f"best {event.best_metric or 'score'} {event.best_value:.4f}{epoch}"
-    line = f"{ending} after {duration_text(event.seconds)}: {best}; run folder {event.run}"
+    whole = ""
+    if event.run_hours is not None and (event.run_cost is not None or event.run_hours * 3600 > event.seconds + 1):
+        # Of one attempt without a price it would say the same twice
+        whole = f", {hours_text(event.run_hours, event.run_cost)}"
+    line = f"{ending} after {duration_text(event.seconds)}{whole}: {best}; run folder {event.run}"
     if event.resume_command:
         line += f"; go on with: {event.resume_command}"
     return one_line(line)

@@ -16,6 +16,7 @@ from fasttrain.cli.figures import (
     duration_text,
     end_line,
     first_step_line,
+    hours_text,
     loss_text,
     one_line,
     rate_text,
@@ -165,6 +166,9 @@ def _pace_text(pace: StepLogged | EpochEnded) -> Text:
         pairs.append(("", device))
     if pace.seconds_left is not None:
         pairs.append(("left", duration_text(pace.seconds_left)))
+    whole = hours_text(pace.projected_hours, pace.projected_cost)
+    if whole is not None:
+        pairs.append(("", whole))
     text = Text()
     for index, (name, value) in enumerate(pairs):
         # Words of a pair hold together where the line is broken.

@@ -1,4 +1,7 @@
-"""Owns the command line as a whole: the commands, and the one wall where errors become sentences and exit codes."""
+"""Owns where the command line begins and ends, and the one wall where errors become sentences and exit codes.
+
+Before `run` little is loaded, since signals are answered from there on; what it takes to run a command is loaded behind the wall.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,8 @@ import errno
 import io
 import os
 import sys
-import traceback
-from typing import IO, Any
 
-import typer
-
-from fasttrain.cli.check_command import check_command
-from fasttrain.cli.data_commands import data_app
-from fasttrain.cli.doctor_command import doctor_command
-from fasttrain.cli.figures import one_line
-from fasttrain.cli.printing import print_json
-from fasttrain.cli.recipe_commands import recipes_app
-from fasttrain.cli.run_commands import resume_command, train_command
-from fasttrain.cli.trained_commands import evaluate_command, predict_command
-from fasttrain.cli.tune_commands import tune_batch_command, tune_command
+from fasttrain.cli.interruption import end_on_signals, end_with, raise_on_ctrl_c
 from fasttrain.errors import (
     DISK_ERRORS,
     EXIT_BUG,
@@ -31,53 +22,23 @@ from fasttrain.errors import (
     wants_memory,
 )
 
+TYPE_CHECKING = False  # typing's own would have to be loaded
+if TYPE_CHECKING:
+    from typing import IO, Any
+
 _PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _EXIT_BROKEN_PIPE = 128 + 13
 """What a shell makes of SIGPIPE, by which other programs end here."""
 
-app = typer.Typer(
-    name="fasttrain",
-    help="Trains 3D and 2D medical-image networks as fast as the card allows, and says what holds a run back.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 2 usage or recipe, 3 data, 4 machine, 5 out of memory, 6 disk or checkpoint, 7 diverged, "
-    "130 Ctrl-C, 143 told to stop, 1 a bug. Add --debug to any command for a traceback.",
-)
-_EPILOG = "Add --debug for a traceback."
-app.command("train", epilog=_EPILOG)(train_command)
-app.command("resume", epilog=_EPILOG)(resume_command)
-app.command("tune-batch", epilog=_EPILOG)(tune_batch_command)
-app.command("tune", epilog=_EPILOG)(tune_command)
-app.command("check", epilog=_EPILOG)(check_command)
-app.command("doctor", epilog=_EPILOG)(doctor_command)
-app.command("evaluate", epilog=_EPILOG)(evaluate_command)
-app.command("predict", epilog=_EPILOG)(predict_command)
-app.add_typer(recipes_app, name="recipes", help="List, show, copy, validate and suggest recipes.")
-app.add_typer(data_app, name="data", help="Fetch public data sets; show and clear what is stored.")
-
-
-def _version(shown: bool) -> None:
-    if shown:
-        from fasttrain import __version__
-
-        print(f"fasttrain {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
-    ),
-) -> None:
-    pass
-
 
 def run(arguments: list[str] | None = None) -> None:
-    """Runs the command line and exits with its code."""
+    """Runs the command line and exits with its code.
+
+    Without `arguments` they are those of the process, which then answers signals as a command does, to its very end.
+    """
+    alone = arguments is None
+    if alone:
+        end_on_signals()
     # A stream that the shell closed (`>&-`) is None
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -87,23 +48,41 @@ def run(arguments: list[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     code = _guarded([text for text in given if text != "--debug"], debug)
+    if alone:
+        end_with(code)
     for stream in (sys.stdout, sys.stderr):
         # What is left in a stream that cannot be written would make the interpreter exit with 120 instead
         try:
             stream.flush()
         except (OSError, ValueError):
             _silence(stream)
+    _finish(code, alone)
     sys.exit(code)
+
+
+def _finish(code: int, alone: bool) -> None:
+    """What `--on-finish` asks for, last of all, since it may be what takes the machine away."""
+    # A command that has the option has loaded it
+    on_finish = sys.modules.get("fasttrain.cli.on_finish")
+    if on_finish is None:
+        return
+    if alone:
+        raise_on_ctrl_c()
+    on_finish.ON_FINISH.carry_out(code)
+    if alone:
+        end_with(code)
 
 
 def _guarded(arguments: list[str], debug: bool) -> int:
     try:
-        result: Any = app(arguments, prog_name="fasttrain", standalone_mode=False)
+        from fasttrain.cli.commands import tree
+
+        result: Any = tree()(arguments, prog_name="fasttrain", standalone_mode=False)
         sys.stdout.flush()  # here and not when the interpreter ends, where an error could no longer become a sentence
         return result if isinstance(result, int) else 0
     except FasttrainError as error:
         if debug:
-            _print_error(traceback.format_exc())
+            _print_traceback()
         for fault in error.faults:
             _tell(fault)
         if "--json" in arguments:
@@ -138,7 +117,7 @@ def _other(error: Exception, debug: bool) -> int:
         return EXIT_STORAGE
     if wants_memory(error):
         if debug:
-            _print_error(traceback.format_exc())
+            _print_traceback()
         _tell("this machine has too little memory for fasttrain to begin; give it more, or end other programs")
         return EXIT_OUT_OF_MEMORY
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and not debug:
@@ -148,13 +127,15 @@ def _other(error: Exception, debug: bool) -> int:
     if type(error).__name__ == "Abort":
         return EXIT_INTERRUPTED
     if debug:
-        _print_error(traceback.format_exc())
+        _print_traceback()
     _tell(f"a bug of fasttrain's own: {type(error).__name__}: {error}; run it again with --debug for the traceback")
     return EXIT_BUG
 
 
 def _document_failure(error: FasttrainError) -> None:
     """A script that asked for a document gets one of a failure, too."""
+    from fasttrain.cli.printing import print_json
+
     with contextlib.suppress(OSError, ValueError):
         print_json({"status": "failed", "exit_code": error.exit_code, "faults": list(error.faults)})
         sys.stdout.flush()
@@ -181,8 +162,16 @@ def _silence(stream: IO[str]) -> None:
 
 
 def _tell(sentence: str) -> None:
+    from fasttrain.cli.figures import one_line
+
     # One line, whatever a file name, a key or a library's message holds
     _print_error(f"fasttrain: {one_line(sentence)}")
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    _print_error(traceback.format_exc())
 
 
 def _print_error(text: str) -> None:

@@ -13,6 +13,7 @@ from fasttrain.cli.figures import (
     duration_text,
     end_line,
     first_step_line,
+    hours_text,
     loss_text,
     one_line,
     rate_text,
@@ -143,4 +144,7 @@ def _pace(event: EpochEnded | StepLogged) -> list[str]:
         parts.append(device)
     if event.seconds_left is not None:
         parts.append(f"left {duration_text(event.seconds_left)}")
+    whole = hours_text(event.projected_hours, event.projected_cost)
+    if whole is not None:
+        parts.append(whole)
     return parts

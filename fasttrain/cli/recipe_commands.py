@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from fasttrain.cli.figures import one_line
 from fasttrain.cli.printing import print_json, print_table
@@ -18,7 +17,6 @@ from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DONE, RecipeError, StorageError
 from fasttrain.recipe import bundled_recipes, find_recipe, resolve
 from fasttrain.recipe.bundled import SUFFIXES
-from fasttrain.recipe.spec import FolderName
 from fasttrain.telemetry.events import Message, Progress
 
 _EXTENDS = re.compile(r"^extends:[ \t]+(?P<name>[^#\n]*[^#\s])", re.MULTILINE)
@@ -149,6 +147,10 @@ def suggest_command(
 
 
 def _checked_name(name: str) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
+    from fasttrain.recipe.spec import FolderName
+
     try:
         return TypeAdapter(FolderName).validate_python(name)
     except ValidationError as error:

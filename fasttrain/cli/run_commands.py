@@ -1,4 +1,4 @@
-"""Owns `train` and `resume`: from options to a run, with a view of it on stderr and its result on stdout."""
+"""Owns `train`: from options to a run, with a view of it on stderr and its result on stdout."""
 
 from __future__ import annotations
 
@@ -10,24 +10,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fasttrain.cli.limit_options import (
+    MaxCostOption,
+    MaxHoursOption,
+    OnFinishOption,
+    PriceOption,
+    UntilDiceOption,
+)
+from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.cli.printing import print_json, print_plan
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
+from fasttrain.engine.limits import Limits
+from fasttrain.engine.resuming.auto import run_of_command
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import EXIT_USAGE, RecipeError
+from fasttrain.errors import RecipeError
 from fasttrain.kernels.compiling import start_early
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.collector import collector_at_rest
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
-from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
-from fasttrain.run_folder import RunFolder, newest_unfinished
+from fasttrain.recipe import resolve
+from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.events import Observer
 from fasttrain.wording import counted
 
 if TYPE_CHECKING:
     from fasttrain.engine.run import RunResult
+    from fasttrain.recipe import Recipe, ResolvedRecipe
 
 RecipeOption = Annotated[
     str, typer.Option("--recipe", "-r", help="A bundled recipe's name or a YAML file.", metavar="NAME|FILE")
@@ -55,6 +66,14 @@ def train_command(
     tuned: Annotated[
         bool, typer.Option("--tuned", help="Use what `tune-batch` or `tune` found for this recipe on this machine.")
     ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            help="Begin the run, or go on with it where it is begun: in --run, else in this recipe's newest folder under ./runs.",
+            metavar="auto",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -62,9 +81,16 @@ def train_command(
             help="Print the plan and train nothing; cases are checked, which is remembered, and a made phantom is written.",
         ),
     ] = False,
+    max_hours: MaxHoursOption = None,
+    max_cost: MaxCostOption = None,
+    price_per_hour: PriceOption = None,
+    until_dice: UntilDiceOption = None,
+    on_finish: OnFinishOption = None,
     json: JsonOption = False,
 ) -> int:
     """Train a recipe in a new run folder."""
+    ON_FINISH.ask(None if dry_run else on_finish)
+    limits = Limits(max_hours, max_cost, price_per_hour, until_dice)
     sets = list(assignments or [])
     all_folds = fold == "all"
     if fold is not None and not all_folds:
@@ -77,14 +103,28 @@ def train_command(
     resolved = resolve(recipe, sets)
     # Looked at before torch is loaded, which takes seconds
     wants_gpu(device)
+    if resume is not None and not dry_run:
+        if resume != "auto":
+            raise RecipeError(
+                f"--resume {resume}: should be auto; `fasttrain resume RUN` goes on with a run of your choice"
+            )
+        run, begun = run_of_command(resolved.recipe.name, run)
+        if run is not None and begun:
+            from fasttrain.cli.resume_command import go_on
+
+            going = None if device == "auto" else device
+            return go_on(RunFolder(run), data, going, limits, json, asked=resolved.recipe)
     if run is not None and not dry_run:
         RunFolder(run).check_new()
     _limit_threads(resolved.recipe, device)
+    asked = resolved.recipe
     with stop_on_signals() as stop:
         try:
             if tuned:
                 resolved = _tuned(resolved, device)
-            return _train(resolved, data, run, device, stop, all_folds=all_folds, dry_run=dry_run, json=json)
+            return _train(
+                resolved, data, run, device, stop, limits, asked, all_folds=all_folds, dry_run=dry_run, json=json
+            )
         except Stopped:
             return _stopped(stop)
 
@@ -95,6 +135,8 @@ def _train(
     run: Path | None,
     device: str,
     stop: StopRequest,
+    limits: Limits,
+    asked: Recipe,
     *,
     all_folds: bool,
     dry_run: bool,
@@ -112,10 +154,20 @@ def _train(
     if all_folds:
         from fasttrain.engine.folds import train_folds
 
-        return _told_all(train_folds(resolved, data=data, run=run, device=device, watch=_watch, stop=stop), json)
-    view = open_view(sys.stderr)
+        result = train_folds(
+            resolved, data=data, run=run, device=device, watch=_watch, stop=stop, began=process_start(), limits=limits
+        )
+        return _told_all(result, json)
     result = engine.train(
-        resolved, data=data, run=run, device=device, observers=[view], stop=stop, began=process_start()
+        resolved,
+        data=data,
+        run=run,
+        device=device,
+        observers=_observers(),
+        stop=stop,
+        began=process_start(),
+        limits=limits,
+        asked=asked,
     )
     return _told(result, json)
 
@@ -132,50 +184,6 @@ def _tuned(resolved: ResolvedRecipe, device: str) -> ResolvedRecipe:
     return found
 
 
-def resume_command(
-    run: Annotated[Path | None, typer.Argument(help="Run folder; else the newest unfinished one under ./runs.")] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of the data set; else where the run began with it.")
-    ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Another device than the run began on.")] = None,
-    json: JsonOption = False,
-) -> int:
-    """Go on with a run where it ended."""
-    if run is None:
-        unfinished, newest = newest_unfinished()
-        if newest is None:
-            raise RecipeError("there is no run under ./runs; name a run folder")
-        if unfinished is None:
-            failed = RunFolder(newest).never_trained()
-            state = "which failed before its first step: give its command again" if failed else "and done"
-            print(f"nothing to do: no run under ./runs is unfinished; the newest is {newest}, {state}", file=sys.stderr)
-            if failed:
-                return EXIT_USAGE
-            if json:
-                print_json({"status": "done", "run": str(newest)})
-            return 0
-        run = unfinished
-    folder = RunFolder(run)
-    wants_gpu(device or "auto")
-    if not folder.holds_a_run():
-        raise RecipeError(f"{run} holds no run (it has no recipe.yaml); `fasttrain train` begins one")
-    _limit_threads(resolve(str(folder.recipe)).recipe, device or "auto")
-    if folder.finished():
-        print(f"nothing to do: {run} is finished", file=sys.stderr)
-    with stop_on_signals() as stop:
-        engine = _load_engine("cpu" if folder.finished() else device or "auto")
-        if folder.folds.exists():
-            from fasttrain.engine.folds import resume_folds
-
-            return _told_all(resume_folds(run, data=data, device=device, watch=_watch, stop=stop), json)
-        view = open_view(sys.stderr)
-        try:
-            result = engine.resume(run, data=data, device=device, observers=[view], stop=stop, began=process_start())
-        except Stopped:
-            return _stopped(stop)
-    return _told(result, json)
-
-
 def _load_engine(device: str) -> ModuleType:
     """Loads torch and all that trains; where there will be a GPU, the process that compiles kernels begins beside it."""
     if probably_on_gpu(device):
@@ -187,7 +195,11 @@ def _load_engine(device: str) -> ModuleType:
 
 
 def _stopped(stop: StopRequest) -> int:
-    print("fasttrain: stopped while the cases were checked; what was read until then is remembered", file=sys.stderr)
+    goes_on = f"; go on with: {stop.goes_on_with}" if stop.goes_on_with else "; give the command again"
+    print(
+        f"fasttrain: stopped by {stop.reason} while the cases were checked; what was read until then is remembered{goes_on}",
+        file=sys.stderr,
+    )
     return stop.exit_code
 
 
@@ -214,7 +226,11 @@ def _told(result: RunResult, json: bool) -> int:
 
 def _watch(fold: int, folds: int) -> list[Observer]:
     print(f"fold {fold}, {fold + 1} of {folds}", file=sys.stderr)
-    return [open_view(sys.stderr)]
+    return _observers()
+
+
+def _observers() -> list[Observer]:
+    return [open_view(sys.stderr), ON_FINISH]
 
 
 def _told_all(result: RunResult, json: bool) -> int:

@@ -1,17 +1,28 @@
-"""Owns how signals become a stop request: the first asks, the second ends the process at once."""
+"""Owns how signals become a stop request, and how a process ends that cannot look at it in time: all of it, with no worker left.
+
+The first signal asks: the run saves and ends in order. Where it does not look for a while (a compiler at work, a large case), a
+thread of its own ends it as soon as nothing of its state changes. A second signal ends the process at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
+from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.engine.stop import StopRequest
-from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, exit_code_of
 
+GRACE_SECONDS = 1.5
+"""For a run to end in order; a pod that is taken back leaves about five."""
+ONE_AND_THE_SAME_SECONDS = 0.2
+"""`timeout`, a shell's job control and some supervisors send a signal to the process and to its group: that is one, not two."""
 _CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGTERM: EXIT_TERMINATED,
@@ -22,21 +33,122 @@ _CODES = {
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """A StopRequest that SIGINT, SIGTERM and SIGUSR1 set while the scope lasts; before it is `begun` they end the process."""
-    stop = StopRequest()
-
-    def answer(number: int, _: FrameType | None) -> None:
-        code = _CODES[signal.Signals(number)]
-        if stop.asked or not stop.begun:
-            for child in multiprocessing.active_children():
-                child.kill()
-            if not stop.asked:
-                os.write(2, b"fasttrain: stopped before anything was begun\n")
-            os._exit(code)
-        stop.ask("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name, code)
-
-    former = {number: signal.signal(number, answer) for number in _CODES}
+    answer = _Answer(StopRequest())
+    # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front
+    heard = [number for number in _CODES if signal.getsignal(number) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, answer.in_main_thread) for number in heard}
+    answer.begin()
     try:
-        yield stop
+        yield answer.stop
     finally:
+        answer.close()
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+class _Answer:
+    """Hears each signal twice: in the main thread, as soon as that runs Python, and in a thread of its own, at once."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self.stop = stop
+        self._owner = os.getpid()
+        self._code = EXIT_TERMINATED
+        self._first_at: dict[str, float] = {}
+        """By whom of the two; each hears all."""
+        self._told = False
+        self._over = threading.Event()
+        self._ours, self._theirs = socket.socketpair()
+        self._former_fd = -1
+
+    def begin(self) -> None:
+        """Starts the thread."""
+        self._theirs.setblocking(False)
+        self._former_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._forget)
+        threading.Thread(target=self._listen, name="signals", daemon=True).start()
+
+    def close(self) -> None:
+        """The scope is over."""
+        self._over.set()
+        signal.set_wakeup_fd(self._former_fd)
+        with contextlib.suppress(OSError):
+            self._theirs.send(b"\0")
+
+    def in_main_thread(self, number: int, _: FrameType | None) -> None:
+        """The handler."""
+        self._hear(number, "main")
+
+    def _forget(self) -> None:
+        """In a forked child: a signal to it is not one to this process, whose socket it shares."""
+        if not self._over.is_set() and os.getpid() != self._owner:
+            with contextlib.suppress(ValueError):
+                signal.set_wakeup_fd(-1)
+
+    def _listen(self) -> None:
+        with self._ours, self._theirs:
+            while not self._over.is_set():
+                for number in self._ours.recv(64):
+                    if number in _CODES and not self._over.is_set():
+                        self._hear(number, "thread")
+
+    def _hear(self, number: int, hearer: str) -> None:
+        if os.getpid() != self._owner:
+            return
+        now, name = time.monotonic(), signal.Signals(number)
+        heard = bool(self._first_at)
+        first = self._first_at.setdefault(hearer, now)
+        if not heard:
+            self._code = _CODES[name]
+            # Before anything was begun there is nothing to end in order
+            if not self.stop.begun:
+                self._end("before anything was begun")
+            self.stop.ask("Ctrl-C" if number == signal.SIGINT else name.name, self._code)
+            threading.Thread(target=self._end_at_rest, name="signals-grace", daemon=True).start()
+        elif now - first > ONE_AND_THE_SAME_SECONDS:
+            self._code = _CODES[name]
+            self._end("at once, by a second signal", final=False)
+
+    def _end_at_rest(self) -> None:
+        """Where the run does not end by itself, but nothing of it changes either."""
+        self._over.wait(GRACE_SECONDS)
+        while not self._over.wait(0.1):
+            try:
+                self.stop.end_at_rest(lambda: self._end("where it was, with all that it had trained saved"))
+            except Exception as error:
+                # What 143 promises could not be kept
+                self._code = exit_code_of(error)
+                self._end(f"where it was; nothing newer than the last checkpoint could be saved: {error}")
+
+    def _end(self, how: str, final: bool = True) -> None:
+        goes_on = self.stop.goes_on_with
+        if not self._told:
+            self._told = True
+            _print(f"fasttrain: stopped {how}" + (f"; go on with: {goes_on}" if goes_on else ""))
+        _kill_children()
+        if final and self._code == EXIT_INTERRUPTED:
+            ON_FINISH.carry_out(self._code)
+        os._exit(self._code)
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
+
+
+def _kill_children() -> None:
+    """All that this process started, and what they started."""
+    own = os.getpid()
+    parents: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                    # The name of a program, in brackets, may hold anything
+                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    for child in parents:
+        above: int | None = parents[child]
+        while above not in (None, 0, own):
+            above = parents.get(above or 0)
+        if above == own:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)

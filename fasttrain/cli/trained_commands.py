@@ -83,6 +83,7 @@ def predict_command(
     IN is named as the run's training images were. A run with one file a channel (data.source nnunet, or folders with several
     image_suffixes) takes CASE_0000.nii.gz, CASE_0001.nii.gz … or CASE with those suffixes; one file of a case stands for all.
     A run with one file a case takes every NIfTI file that ends in its image suffix, but for those that end in its label_suffix.
+    A run on DICOM takes a folder of slices, a folder of such folders, or one slice, which stands for its series.
     The prediction of a case is called CASE.nii.gz.
     """
     view = open_view(sys.stderr)

@@ -83,6 +83,9 @@ _LIMITS = {
     "data": "data",
     "memory": "memory",
     "set": "the size of the data set",
+    "compute": "computing",
+    "bandwidth": "memory bandwidth",
+    "kernels": "kernels that are small or slow for these shapes",
     "device": "the device",
     "unknown": "what is not known",
 }

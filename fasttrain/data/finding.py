@@ -14,6 +14,7 @@ _NAMES = {
     "decathlon": "the Decathlon's layout (a dataset.json with a list under 'training')",
     "nnunet": "nnU-Net's layout (imagesTr/CASE_0000.nii.gz)",
     "folders": "images and labels in plain folders",
+    "dicom": "a folder of DICOM a case",
 }
 
 

@@ -6,10 +6,12 @@ import contextlib
 import importlib
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fasttrain.errors import DataError
+from fasttrain.wording import counted
 
 isal_zlib: Any = None
 with contextlib.suppress(ImportError):
@@ -33,7 +35,7 @@ def inflate(path: Path, blob: bytes, wanted: int) -> tuple[bytes | bytearray, in
         # One call for the usual single-member file, since growing a buffer piecemeal costs as much as inflating
         if wanted <= claimed <= min(wanted + _SPARE_BYTES, _HIGHEST_RATIO * len(blob)) and wanted:
             plain = _inflate_at_once(blob, claimed)
-            if len(plain) == claimed:
+            if plain is not None:
                 return plain, claimed
         return _inflate_members(blob, wanted)
     except (zlib.error, EOFError) as error:
@@ -42,13 +44,36 @@ def inflate(path: Path, blob: bytes, wanted: int) -> tuple[bytes | bytearray, in
         raise DataError(f"{path} unpacks to {wanted / 2**30:.3g} GiB, which is more memory than there is") from error
 
 
-def _inflate_at_once(blob: bytes, length: int) -> bytes:
-    """The first member, checked; what is wrong with it is always told in zlib's words."""
-    if isal_zlib is not None:
-        with contextlib.suppress(isal_zlib.IsalError):
-            plain: bytes = isal_zlib.decompress(blob, 31, length)
-            return plain
-    return zlib.decompress(blob, 31, length)
+def first_bytes(path: Path, blob: bytes, wanted: int) -> bytes:
+    """The first `wanted` bytes, or fewer where `blob`, which may be the beginning of a file, holds no more.
+
+    Raises DataError where what had to be looked at is damaged.
+    """
+    kept = bytearray()
+    try:
+        with contextlib.suppress(EOFError):
+            for piece in _pieces(blob, wanted):
+                kept += piece
+                if len(kept) >= wanted:
+                    break
+    except zlib.error as error:
+        raise DataError(damaged(path, error)) from error
+    return bytes(kept[:wanted])
+
+
+def _inflate_at_once(blob: bytes, length: int) -> bytes | None:
+    """The one member that a file usually is; None where there is more or less, or where something is wrong, which zlib tells."""
+    if isal_zlib is None:
+        return None
+    member = isal_zlib.decompressobj(31)
+    try:
+        plain: bytes = member.decompress(blob, length)
+        # The checksum may still be ahead where the buffer is full
+        beyond = b"" if member.eof else member.decompress(member.unconsumed_tail, 1)
+    except isal_zlib.IsalError:
+        return None
+    whole = member.eof and len(plain) == length and not beyond and not member.unused_data
+    return plain if whole else None
 
 
 def _inflate_members(blob: bytes, wanted: int) -> tuple[bytearray, int]:
@@ -56,24 +81,35 @@ def _inflate_members(blob: bytes, wanted: int) -> tuple[bytearray, int]:
 
     What lies beyond `wanted` bytes is checked and not kept.
     """
-    kept = bytearray()
-    view, at, length = memoryview(blob), 0, 0
+    kept, length = bytearray(), 0
+    for piece in _pieces(blob):
+        if length < wanted:
+            kept += piece[: wanted - length]
+        length += len(piece)
+    return kept, length
+
+
+def _pieces(blob: bytes, most: int = 0) -> Iterator[bytes]:
+    """What all members hold, by turns and where it is given at most so many bytes at a time; at the end all checksums held.
+
+    Raises EOFError where the last member is cut short or followed by something else than zeros, zlib.error where one is damaged.
+    """
+    view, at = memoryview(blob), 0
     while blob[at : at + 2] == GZIP:
         member = zlib.decompressobj(31)
         while not member.eof:
             if at >= len(blob):
                 raise EOFError("the compressed data end too early")
-            piece = member.decompress(view[at : at + _PIECE_BYTES])
-            at = min(at + _PIECE_BYTES, len(blob))
-            if length < wanted:
-                kept += piece[: wanted - length]
-            length += len(piece)
+            window = view[at : at + _PIECE_BYTES]
+            piece = member.decompress(window, most)
+            at += len(window) - len(member.unconsumed_tail)
+            yield piece
         at -= len(member.unused_data)
         follows = _NO_ZERO.search(blob, at)
         at = follows.start() if follows else len(blob)
     if at < len(blob):
-        raise EOFError(f"{len(blob) - at:,} bytes follow the end of the compressed data")
-    return kept, length
+        much = counted(len(blob) - at, "byte")
+        raise EOFError(f"{much} {'follows' if len(blob) - at == 1 else 'follow'} the end of the compressed data")
 
 
 def damaged(path: Path, error: Exception) -> str:

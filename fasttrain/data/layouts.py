@@ -10,13 +10,15 @@ from typing import Any
 
 from fasttrain.data.file_names import FileFinder
 from fasttrain.data.name_patterns import FolderPattern, find_pattern, folders_in
-from fasttrain.data.nifti import case_id, is_nifti, read_header
+from fasttrain.data.nifti import case_id, is_nifti
 from fasttrain.data.reading import split_shape
 from fasttrain.data.sources import FoundCases, look_for_cases
 from fasttrain.data.sources.dataset_json import channel_table, label_values, read_dataset_json
+from fasttrain.data.sources.dicom import holds_dicom, modality_of, structure_names
 from fasttrain.data.sources.found import describe_files
+from fasttrain.data.volume_files import read_header
 from fasttrain.errors import DataError
-from fasttrain.recipe.data_spec import DataSpec, DecathlonSource, FoldersSource, NnunetSource, SourceSpec
+from fasttrain.recipe.data_spec import DataSpec, DecathlonSource, DicomSource, FoldersSource, NnunetSource, SourceSpec
 from fasttrain.samples import Case
 from fasttrain.wording import counted
 
@@ -25,8 +27,8 @@ ANY_CLASSES = {value: f"class_{value}" for value in range(1, 256)}
 _MOST_SETS_NAMED, _MANY_SETS = 12, 6
 _LOOKED_FOR = (
     "a dataset.json with a list under 'training' (Decathlon), imagesTr/CASE_0000.nii.gz with labelsTr/CASE.nii.gz (nnU-Net), "
-    "and two folders such as images/ and labels/ (or one folder, or train/images and train/labels) whose NIfTI files are "
-    "named CASE.nii.gz and CASE.nii.gz, or CASE_ANYTHING.nii.gz, with the same CASE"
+    "a folder of DICOM files a case, and two folders such as images/ and labels/ (or one folder, or train/images and "
+    "train/labels) whose NIfTI files are named CASE.nii.gz and CASE.nii.gz, or CASE_ANYTHING.nii.gz, with the same CASE"
 )
 
 
@@ -50,7 +52,7 @@ class Layout:
 
     def reading_spec(self, nan_policy: str) -> DataSpec:
         """A `data` section that reads the files as they are, with any label value (that to be ignored among them)."""
-        return _reading_spec(self.source, self.channels, nan_policy)
+        return _reading_spec(self.source, self.channels, nan_policy, _drawn_classes(self.source, self.names))
 
 
 def recognise(root: Path) -> Layout:
@@ -77,6 +79,8 @@ def look_at_layout(root: Path) -> Layout:
         return _decathlon(root, document)
     if numbered:
         return _nnunet(root, document, numbered)
+    if holds_dicom(root):
+        return _dicom(root)
     pattern = find_pattern(root)
     if pattern is None or pattern.in_one_below:
         _refuse_several(root)
@@ -148,6 +152,32 @@ def _folders(root: Path, document: dict[str, Any], pattern: FolderPattern) -> La
     return _layout(source, root, document or _label_table(root), table, count, dimensions)
 
 
+def _dicom(root: Path) -> Layout:
+    """Classes are called as the structures of the masks are; a mask of NIfTI has any class values."""
+    source = DicomSource(kind="dicom")
+    names: dict[int, str] = {}
+    for name in structure_names(root)[: len(ANY_CLASSES)]:
+        names[len(names) + 1] = _clean(name)
+    found = look_for_cases(_reading_spec(source, ("image",), classes=_drawn_classes(source, names)), root)
+    modality = _clean(modality_of(found.cases[0].images[0]))
+    return Layout(
+        source=source,
+        channels=(modality or "image",),
+        named_channels=bool(modality),
+        names=names,
+        dimensions=3,
+        cases=found.cases,
+        warnings=found.warnings,
+        incomplete=found.incomplete,
+        faults=found.faults,
+    )
+
+
+def _drawn_classes(source: SourceSpec, names: dict[int, str]) -> dict[int, str]:
+    """Structures of DICOM masks get their values by name, so that reading has to know the names."""
+    return names if names and isinstance(source, DicomSource) else ANY_CLASSES
+
+
 def _layout(
     source: SourceSpec, root: Path, document: dict[str, Any], table: tuple[str, ...], count: int, dimensions: int
 ) -> Layout:
@@ -183,12 +213,17 @@ def _found_with(source: SourceSpec, channels: tuple[str, ...], ignored: int | No
     return look_for_cases(spec, root)
 
 
-def _reading_spec(source: SourceSpec, channels: tuple[str, ...], nan_policy: str = "refuse") -> DataSpec:
+def _reading_spec(
+    source: SourceSpec,
+    channels: tuple[str, ...],
+    nan_policy: str = "refuse",
+    classes: dict[int, str] = ANY_CLASSES,
+) -> DataSpec:
     return DataSpec.model_validate(
         {
             "source": source.model_dump(),
             "channels": channels,
-            "classes": ANY_CLASSES,
+            "classes": classes,
             "split": {"kind": "same"},
             "intensity": {"kind": "none"},
             "nan_policy": nan_policy,
@@ -257,7 +292,7 @@ def _dimensions(cases: tuple[Case, ...]) -> int:
     depths = []
     for case in cases:
         try:
-            shape = read_header(case.label or case.images[0]).shape
+            shape = (read_header(case.label, case.drawn) if case.label else read_header(case.images[0])).shape
         except DataError:
             continue
         depths.append(shape[2] if len(shape) > 2 else 1)

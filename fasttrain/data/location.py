@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fasttrain.errors import DataError, StorageError
-from fasttrain.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from fasttrain.recipe import Recipe
 
 DECATHLON_TASKS = {
     "spleen": "Task09_Spleen",

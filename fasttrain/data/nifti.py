@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import stat
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,15 @@ import numpy as np
 
 from fasttrain.data.file_names import as_text
 from fasttrain.data.grids import with_third_axis
-from fasttrain.data.inflate import GZIP, damaged, inflate
+from fasttrain.data.inflate import GZIP, first_bytes, inflate
 from fasttrain.data.seen_files import SEEN, key_of
 from fasttrain.errors import DataError
 
 ENDINGS = (".nii.gz", ".nii")
 _APPLE_DOUBLE = b"\x00\x05\x16\x07"
 _HEADER_BYTES = 4096
+_LONGEST_HEADER = 540
+"""Bytes of NIfTI-2's."""
 _WIDEST_KEPT = 4
 """Bytes a voxel of files that are kept for a second reader: no more than preprocessing makes of them."""
 _QUIET = logging.getLogger("fasttrain.data.nifti.header")
@@ -126,9 +127,20 @@ def read_header(path: Path) -> NiftiHeader:
     key = key_of(path)
     known: NiftiHeader | None = SEEN.header(key)
     if known is None:
-        known = _parse_header(path, _first_bytes(path, _bytes_of(path, limit=_HEADER_BYTES)))
+        known = _parse_header(path, _beginning_of(path))
         SEEN.note_header(key, known)
     return known
+
+
+def _beginning_of(path: Path) -> bytes:
+    """Enough for any header, of no more of the file than that takes: a long name or an empty member may stand before it."""
+    limit = _HEADER_BYTES
+    while True:
+        blob = _bytes_of(path, limit)
+        beginning = _first_bytes(path, blob)
+        if len(beginning) >= _LONGEST_HEADER or len(blob) < limit:
+            return beginning
+        limit *= 8
 
 
 def _bytes_of(path: Path, limit: int = -1) -> bytes:
@@ -145,7 +157,9 @@ def _bytes_of(path: Path, limit: int = -1) -> bytes:
     if not blob:
         raise DataError(f"{path} is empty (0 bytes); get the file anew")
     if blob[128:132] == b"DICM" or path.suffix.lower() == ".dcm":
-        raise DataError(f"{path}: DICOM is not read; convert the series to NIfTI first, for example with dcm2niix")
+        raise DataError(
+            f"{path}: DICOM is not read here; set data.source.kind: dicom, or convert the series to NIfTI first"
+        )
     _refuse_wrong_name(path, blob)
     return blob
 
@@ -164,13 +178,7 @@ def _refuse_wrong_name(path: Path, blob: bytes) -> None:
 
 
 def _first_bytes(path: Path, blob: bytes) -> bytes:
-    if blob[:2] != GZIP:
-        return blob[:_HEADER_BYTES]
-    try:
-        # Twice as many, for the name of the file and the tables of the first block
-        return zlib.decompressobj(31).decompress(blob[: 2 * _HEADER_BYTES], _HEADER_BYTES)
-    except zlib.error as error:
-        raise DataError(damaged(path, error)) from error
+    return first_bytes(path, blob, _HEADER_BYTES) if blob[:2] == GZIP else blob[:_HEADER_BYTES]
 
 
 def _layout_of(path: Path, header: NiftiHeader) -> tuple[int, float, float]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from fasttrain.data.grids import ALIGNED_VOXELS, displacement, reoriented
 from fasttrain.data.labels import class_indices
-from fasttrain.data.nifti import NiftiFile, read_file
+from fasttrain.data.nifti import NiftiFile
+from fasttrain.data.volume_files import read_file
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
 from fasttrain.samples import Case, Grid
@@ -55,7 +56,7 @@ def read_label(case: Case, data: DataSpec, dimensions: int, image_grid: Grid | N
     """
     if case.label is None:
         raise DataError(f"case {case.name} has no label file")
-    file = read_file(case.label)
+    file = read_file(case.label, case.drawn)
     stored = file.header.shape
     if image_grid is not None:
         _check_order_of_axes(case.label, stored, case.images[0], image_grid.shape)
@@ -220,6 +221,8 @@ def check_channels(path: Path, shape: tuple[int, ...], found: int, data: DataSpe
             f"it is one slice whose axis of length 1 comes {'first' if axis == 0 else 'second'}, so write it as "
             f"{_text((*shape[:axis], *shape[axis + 1 :], 1))}"
         )
+    elif len(shape) == 3 and found > 1:
+        remedy += ", or give patch.size three values if it is a volume"
     elif len(shape) > 3 and shape[0] == expected:
         remedy = "channels are stored last, and here they seem to come first, so move that axis to the end"
     raise DataError(

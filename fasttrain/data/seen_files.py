@@ -5,9 +5,11 @@ A file is known by its path, size and times of change; what changed is another f
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,15 @@ def key_of(path: Path) -> Key | None:
     if abs(time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns)) < _JUST_NOW_NS:
         return None
     return os.fspath(path), seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+
+def key_of_all(name: str, paths: Iterable[Path]) -> Key | None:
+    """The like for what several files hold together, under a name of its own."""
+    keys = [key_of(path) for path in paths]
+    if not keys or None in keys:
+        return None
+    whole = hashlib.blake2b(repr(keys).encode(errors="surrogateescape"), digest_size=16).digest()
+    return name, len(keys), int.from_bytes(whole[:8], "big"), int.from_bytes(whole[8:], "big")
 
 
 class SeenFiles:

@@ -11,7 +11,8 @@ import nibabel as nib
 import numpy as np
 import torch
 
-from fasttrain.data.nifti import NiftiHeader, read_header
+from fasttrain.data.nifti import NiftiHeader
+from fasttrain.data.volume_files import read_header
 from fasttrain.run_folder import write_whole
 
 

@@ -125,6 +125,9 @@ def _harm(case: Case, path: Path) -> str | None:
         return "its own input"
     if path.exists() and path.parent.resolve() == case.images[0].parent.resolve():
         return "a file beside its input"
+    if path.exists() and path.parent.resolve() / path.name.removesuffix(ENDING) in case.images[0].resolve().parents:
+        # Beside the folder of a DICOM case, where its mask may lie
+        return "a file beside its input"
     return None
 
 

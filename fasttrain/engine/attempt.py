@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fasttrain.checkpoints import ReadCheckpoint
 from fasttrain.data.seen_files import SEEN
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.failures import explained
@@ -12,6 +11,7 @@ from fasttrain.engine.fit import Fit
 from fasttrain.engine.phases import TRAINING
 from fasttrain.engine.planning.gpu_memory import stitching_bytes
 from fasttrain.engine.preparing import Prepared
+from fasttrain.engine.resuming.going_on import GoingOn
 from fasttrain.engine.second_try import free_memory, ran_out_early
 from fasttrain.engine.session import Session
 from fasttrain.engine.validating.validation_memory import prepare_validation
@@ -24,13 +24,12 @@ from fasttrain.telemetry.events import Message, Progress
 class Attempt:
     """The parts of a run from when they are built."""
 
-    def __init__(
-        self, folder: RunFolder, session: Session, monitor: DeviceMonitor, saved: ReadCheckpoint | None
-    ) -> None:
+    def __init__(self, folder: RunFolder, session: Session, monitor: DeviceMonitor, going: GoingOn | None) -> None:
         self.folder = folder
         self.session = session
         self.monitor = monitor
-        self.saved = saved
+        self.going = going
+        self.saved = going.saved if going is not None else None
         self.assembly: Assembly | None = None
         self.fit: Fit | None = None
 
@@ -54,6 +53,13 @@ class Attempt:
         self.assembly = self.fit = None
 
     def _run(self, prepared: Prepared) -> None:
+        with self.session.stop.at_rest():
+            self._prepare(prepared)
+        assert self.fit is not None
+        self.fit.run()
+
+    def _prepare(self, prepared: Prepared) -> None:
+        """All that comes before the first step: there is nothing yet that a checkpoint lacks."""
         recipe, hardware, session, saved = prepared.recipe, prepared.hardware, self.session, self.saved
         prepare_torch(prepared.plan, hardware)
         session.phases.watch(hardware.torch_device)
@@ -62,11 +68,10 @@ class Attempt:
         progress = _case_progress(session)
         self.assembly = build(recipe, prepared.plan, hardware, prepared.split, progress, told, epoch, session.enter)
         SEEN.forget()
-        if saved is not None:
-            _restore(self.assembly, saved, session)
+        if self.going is not None:
+            self.going.take_up(self.assembly, prepared, session.emit)
         self.fit = Fit(self.assembly, recipe, self.folder, session, self.monitor)
         _prepare_validation(self.assembly, prepared, session)
-        self.fit.run()
 
 
 def _prepare_validation(assembly: Assembly, prepared: Prepared, session: Session) -> None:
@@ -92,18 +97,3 @@ def _case_progress(session: Session) -> Callable[[str, int, int], None]:
         session.stop.check()
 
     return told
-
-
-def _restore(assembly: Assembly, saved: ReadCheckpoint, session: Session) -> None:
-    assembly.state.restore(saved.state, str(saved.path))
-    progress = assembly.state.progress
-    for sentence in saved.damaged:
-        session.emit(Message(sentence, "warning"))
-    if saved.damaged:
-        session.emit(
-            Message(
-                f"going on from {saved.path.name}, which holds epoch {progress.epoch}, step {progress.step}; "
-                "what came after it is trained again",
-                "warning",
-            )
-        )

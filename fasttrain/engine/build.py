@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fasttrain.batches import LoaderSource, Loading, Order, Resident, ResidentSource, WindowOrder, fill
-from fasttrain.data.caches import SmartCache, Told, open_case_source
-from fasttrain.data.preprocess import Preprocess
+from fasttrain.batches import LoaderSource, Loading, Order, Resident, ResidentSource, WindowOrder
+from fasttrain.data.caches import SmartCache, Told
 from fasttrain.data.splits import Split
 from fasttrain.engine.checkpointing import checkpoint_blocks
+from fasttrain.engine.opening import CaseProgress, open_all
 from fasttrain.engine.optimisation.ema import Ema
 from fasttrain.engine.optimisation.optim import build_optimizer, learning_rate
 from fasttrain.engine.phases import BUILDING, FILLING
@@ -23,7 +23,6 @@ from fasttrain.engine.step import Step
 from fasttrain.engine.trainer import Trainer
 from fasttrain.engine.validating.inference import Predictor
 from fasttrain.engine.validating.validation import Validator
-from fasttrain.errors import DataError
 from fasttrain.losses import build_loss
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.compiler import keep_compiled
@@ -31,10 +30,7 @@ from fasttrain.machine.hardware import Hardware
 from fasttrain.networks import build_network
 from fasttrain.networks.fused import fuse
 from fasttrain.recipe import Recipe
-from fasttrain.samples import BatchSource, Case, CaseSource
-
-CaseProgress = Callable[[str, int, int], None]
-"""Told what is read, how many cases are done, and of how many."""
+from fasttrain.samples import BatchSource, CaseSource
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ def build(
     `told` hears what a cache has to say, `entered` which phase begins. Raises DataError with every faulty case.
     """
     entered(FILLING)
-    training, validation = _open_all(recipe, plan, split, hardware, progress, told, epoch)
+    training, validation = open_all(recipe, plan, split, hardware, progress, told, epoch)
     entered(BUILDING)
     predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last, plan.fused_layers), hardware)
     network, average = predictor.network, recipe.training.ema
@@ -113,6 +109,7 @@ def build(
         plan.cuda_graphs,
     )
     state = TrainState(step)
+    state.progress.effective_batch, state.progress.epoch_steps = plan.sizes.effective_batch, plan.sizes.steps_per_epoch
     source = _batches(recipe, plan, training, hardware, [case.name for case in split.train], told)
     rate = learning_rate(recipe.schedule, recipe.optimizer.learning_rate, plan.sizes.total_steps)
     trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
@@ -150,66 +147,3 @@ def _batches(
         copy_stream=plan.copy_stream,
     )
     return LoaderSource(recipe, training, order, hardware.torch_device, loading, per_epoch, names, told)
-
-
-def _open_all(
-    recipe: Recipe,
-    plan: Plan,
-    split: Split,
-    hardware: Hardware,
-    progress: CaseProgress,
-    told: Told,
-    epoch: int,
-) -> tuple[CaseSource | Resident, CaseSource]:
-    """Both parts are read before anything is raised, so that one error lists the faulty cases of both."""
-    training: CaseSource | Resident | None = None
-    validation: CaseSource | None = None
-    faults: list[str] = []
-    try:
-        training = _open("training", recipe, plan, split.train, progress, told, epoch)
-        if plan.cache == "gpu":
-            training = _on_gpu(training, recipe, plan, hardware, progress, told)
-    except DataError as error:
-        faults.extend(error.faults)
-    try:
-        validation = _open("validation", recipe, plan, split.validation, progress, told, epoch)
-    except DataError as error:
-        faults.extend(error.faults)
-    if training is None or validation is None or faults:
-        if validation is not None:
-            validation.close()
-        if training is not None and not isinstance(training, Resident):
-            training.close()
-        raise DataError(faults)
-    return training, validation
-
-
-def _on_gpu(
-    source: CaseSource, recipe: Recipe, plan: Plan, hardware: Hardware, progress: CaseProgress, told: Told
-) -> Resident:
-    """Cases are made and copied by the same threads; the host keeps what the GPU has no room for."""
-    copied = lambda done, total: progress("reading training cases to the GPU", done, total)  # noqa: E731
-    return fill(source, recipe, hardware.torch_device, plan.resident_bytes, plan.fill_threads, copied, told)
-
-
-def _open(
-    part: str,
-    recipe: Recipe,
-    plan: Plan,
-    cases: Sequence[Case],
-    progress: CaseProgress,
-    told: Told,
-    epoch: int,
-) -> CaseSource:
-    kind = plan.cache
-    if kind == "gpu":
-        kind = "none" if part == "training" else "memory"
-    return open_case_source(
-        kind,
-        cases,
-        Preprocess(recipe, training=part == "training"),
-        plan.fill_threads,
-        lambda done, total: progress(f"reading {part} cases", done, total),
-        told=told,
-        epoch=epoch,
-    )

@@ -47,9 +47,9 @@ class CapturedStep:
         """Whether steps are replayed."""
         return self._graph is not None
 
-    def take_apart(self, batches: Sequence[Batch]) -> Tensor:
-        """One of the first steps, kernel by kernel, on a stream of its own."""
-        self._taken += 1
+    def take_apart(self, batches: Sequence[Batch], counted: bool = True) -> Tensor:
+        """A step kernel by kernel, on a stream of its own; one of the first where it counts as that."""
+        self._taken += counted
         current = torch.cuda.current_stream()
         self._stream = self._stream or torch.cuda.Stream()
         self._stream.wait_stream(current)

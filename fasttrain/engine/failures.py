@@ -12,16 +12,12 @@ import torch
 from fasttrain.batches import ended_worker
 from fasttrain.engine.phases import GpuState
 from fasttrain.engine.planning.remedies import remedies_text
-from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError, RecipeError
+from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError, RecipeError, ran_out_of_memory
 from fasttrain.machine.open_files import open_file_limit
 from fasttrain.recipe import Recipe
 from fasttrain.recipe.network_spec import MonaiNetworkSpec
 from fasttrain.wording import size_in_memory
 
-# How torch's allocators and libraries tell it; only CUDA's own has a type
-_OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|not enough memory|out of memory|bad_alloc|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED", re.IGNORECASE
-)
 _OUT_OF_FILES = re.compile(r"Too many open files|received \d+ items of ancdata", re.IGNORECASE)
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+ ?\w+)", re.IGNORECASE)
 _UNITS = {"": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -95,11 +91,9 @@ def _out_of_files(error: BaseException) -> MachineError | None:
 def _out_of_memory(
     error: BaseException, recipe: Recipe, state: GpuState | None, phase: str | None, checkpointed: bool
 ) -> OutOfMemoryError | None:
-    on_gpu = isinstance(error, torch.OutOfMemoryError)
-    by_text = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
-    if not (on_gpu or by_text or isinstance(error, MemoryError)):
+    if not isinstance(error, torch.OutOfMemoryError) and not ran_out_of_memory(error):
         return None
-    on_gpu = on_gpu or "CU" in str(error)
+    on_gpu = isinstance(error, torch.OutOfMemoryError) or "CU" in str(error)
     amount = _AMOUNT.search(str(error))
     during = f" in {phase}" if phase else ""
     asked = f"{during} when {_readable(amount[1])} more were asked for" if amount else during
@@ -132,4 +126,4 @@ def _gpu_text(error: BaseException, recipe: Recipe, state: GpuState, asked: str,
 def _readable(amount: str) -> str:
     """torch's CPU allocator counts in bytes (`32768000000 bytes`), CUDA's in units (`20.00 GiB`)."""
     number, _, unit = amount.partition(" ")
-    return f"{float(number) / (1 << 30):.1f} GiB" if unit in ("", "bytes") else amount
+    return size_in_memory(float(number)) if unit in ("", "bytes") else amount

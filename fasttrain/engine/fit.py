@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 
@@ -12,9 +13,10 @@ from fasttrain.engine.saving import Saver
 from fasttrain.engine.session import Session
 from fasttrain.engine.stop import Stopped
 from fasttrain.engine.trainer import StepReport
+from fasttrain.engine.validating.expected import validation_in_steps
 from fasttrain.engine.validating.pictures import Pictures
 from fasttrain.engine.validating.validation import Scores
-from fasttrain.errors import EXIT_DONE
+from fasttrain.errors import EXIT_DONE, DataError, DivergedError
 from fasttrain.recipe import Recipe
 from fasttrain.recipe.training_spec import PlateauSchedule
 from fasttrain.run_folder import RunFolder
@@ -48,28 +50,56 @@ class Fit:
         self.time_left = TimeLeft(recipe.training.epochs, self.trainer.steps_per_epoch, recipe.validation.every)
         self.pictures = Pictures(folder.pictures, recipe, assembly.validator, session.emit, session.stop)
         self.last_scores: Scores | None = None
+        self._validation_expected = False
+        self._validation_seconds = 0.0
 
     def run(self) -> None:
         """Returns after the last epoch, or with a checkpoint of where it was when `stop` was asked for.
 
         Raises DivergedError, StorageError, DataError and MachineError as they come; the newest checkpoint stands.
         """
-        while self.progress.epoch < self.recipe.training.epochs and not self.stop.asked:
-            if not self._train_epoch() or not self._close_epoch():
-                break
-        if self.progress.epoch < self.recipe.training.epochs:
-            self.trainer.settle()
-            self.saver.save_last()
+        try:
+            self._stop_where_reached(self.progress.best_value)
+            while self.progress.epoch < self.recipe.training.epochs and not self.stop.asked:
+                if not self._train_epoch() or not self._close_epoch():
+                    break
+            if self.progress.epoch < self.recipe.training.epochs:
+                self.trainer.settle()
+                self.saver.save_last()
+        except BaseException as error:
+            self.saver.close()
+            if isinstance(error, DivergedError):
+                raise DivergedError(f"{error}; {self.saver.standing()}") from error
+            raise
+        self.saver.finish()
 
     def total_seconds(self) -> float:
         """Of this session and, up to their last checkpoints, of those before it."""
         return self._earlier_seconds + time.time() - self.session.began
 
+    def seconds_left(self) -> float | None:
+        """Until the last epoch is over, validations counted in; None before a step was measured."""
+        if not self._validation_expected:
+            self._validation_expected = True
+            # Read anew, and a file that has gone since then is no reason not to train
+            with contextlib.suppress(DataError, OSError):
+                self.time_left.expect_validation(validation_in_steps(self.assembly.validator.cases, self.recipe))
+        return self.time_left.seconds_left(self.trainer.scheduled_step)
+
     def _train_epoch(self) -> bool:
         """The rest of the open epoch; False where a stop was asked for."""
-        window = _Window()
         self.session.enter(TRAINING if self.session.start.over else FIRST_STEP)
+        rest = contextlib.ExitStack()
+        if not self.session.start.over:
+            # The first step may compile for a minute, and there is nothing yet that a checkpoint lacks
+            rest.enter_context(self.stop.at_rest())
+        with rest:
+            return self._train_steps(rest)
+
+    def _train_steps(self, rest: contextlib.ExitStack) -> bool:
+        window = _Window()
         for report in self.trainer.steps():
+            rest.close()
             if not self.session.start.over:
                 self.session.enter(TRAINING)
                 self.emit(FirstStep(self.session.start.total or 0.0, self.session.start.seconds))
@@ -83,15 +113,18 @@ class Fit:
                 window = _Window()
             if self.stop.asked:
                 return False
-            if report.step_in_epoch < self.trainer.steps_per_epoch and self.saver.due_within_epoch():
+            if report.step_in_epoch < self.trainer.steps_in_epoch and self.saver.due_within_epoch():
                 self.trainer.settle()
-                self.saver.save_last()
+                self.saver.renew_last()
+            self.saver.poll()
         return not self.stop.asked
 
     def _log(self, report: StepReport, window: _Window) -> None:
         self.trainer.settle()
         reading = self.monitor.read()
         self.time_left.add_steps(window.steps, window.seconds)
+        left = self.seconds_left()
+        hours, cost = self.session.account.projected(left)
         self.emit(
             StepLogged(
                 epoch=report.epoch,
@@ -103,7 +136,9 @@ class Fit:
                 wait_share=window.wait_share,
                 gpu_utilisation=reading.utilisation,
                 gpu_gib=reading.gib,
-                seconds_left=self.time_left.seconds_left(report.step),
+                seconds_left=left,
+                projected_hours=hours,
+                projected_cost=cost,
             )
         )
 
@@ -118,53 +153,58 @@ class Fit:
             self.trainer.check_last_epoch()
         figures = None
         if last or epoch % self.recipe.validation.every == 0:
+            if self.saver.due_before_validation(self._validation_seconds):
+                # The steps of a whole epoch are not lost to what may take longer than they did
+                self.saver.renew_last()
             try:
-                figures = self._validate()
+                with self.stop.at_rest(self.saver.save_beside):
+                    figures = self._validate()
             except Stopped:
                 return False
         is_best = self._is_best(figures)
         if is_best and figures is not None:
             progress.best_value, progress.best_epoch = figures.dice, epoch
         seconds = progress.epoch_seconds
-        patches = self.trainer.steps_per_epoch * self.recipe.training.batch_size * self.recipe.training.accumulate
+        patches = progress.position - progress.epoch_first
         reading = self.monitor.read()
+        left = self.seconds_left()
+        hours, cost = self.session.account.projected(left)
         row = EpochEnded(
             epoch=epoch,
             step=progress.step,
             seconds=seconds,
             train_loss=train_loss,
-            learning_rate=self.trainer.rate(progress.step - 1) * progress.rate_factor,
+            learning_rate=progress.learning_rate,
             patches_per_second=patches / seconds if seconds else 0.0,
             wait_share=min(progress.epoch_wait_seconds / seconds, 1.0) if seconds else 0.0,
             gpu_utilisation=reading.utilisation,
             gpu_gib=reading.gib,
             validation=figures,
             is_best=is_best,
-            seconds_left=self.time_left.seconds_left(progress.step),
+            seconds_left=left,
+            projected_hours=hours,
+            projected_cost=cost,
         )
         self.trainer.begin_epoch()
         self.emit(row)
         if figures is not None and figures.dice is not None:
             self._judge(figures.dice)
-        if is_best:
-            self.saver.save_best()
-        self.saver.keep_epoch()
-        if last or self.saver.due_after_epoch():
-            self.saver.save_last()
+        self.saver.save_epoch(is_best, last)
         if figures is not None and self.last_scores is not None:
-            self.pictures.draw(epoch, self.last_scores, last, is_best)
+            with self.stop.at_rest(self.saver.save_beside):
+                self.pictures.draw(epoch, self.last_scores, last, is_best)
         return True
 
     def _validate(self) -> ValidationFigures:
         self.session.enter(VALIDATION)
         scores = self.assembly.validator.run(
             self.stop,
-            lambda done, total: self.emit(Progress("validating", done, total)),
+            self._validating,
             lambda done, total, within: self.emit(Progress("validating", done, total, within)),
         )
-        self.last_scores = scores
+        self.last_scores, self._validation_seconds = scores, scores.seconds
         self.progress.validation_seconds += scores.seconds
-        self.time_left.add_validation(self.progress.step, scores.seconds)
+        self.time_left.add_validation(self.trainer.scheduled_step, scores.seconds)
         summary = scores.summary
         return ValidationFigures(
             dice=summary.dice,
@@ -176,6 +216,10 @@ class Fit:
             seconds=scores.seconds,
             cases=summary.cases,
         )
+
+    def _validating(self, done: int, total: int) -> None:
+        self.saver.poll()
+        self.emit(Progress("validating", done, total))
 
     def _judge(self, dice: float) -> None:
         """What a score that rises no more leads to; counted in the progress, so before the checkpoints."""
@@ -189,6 +233,12 @@ class Fit:
             )
         if stopping is not None and out_of_patience(stopping, self.progress, dice):
             self.stop.ask(f"early stopping, no better for {counted(stopping.patience, 'validation')}", EXIT_DONE)
+        self._stop_where_reached(dice)
+
+    def _stop_where_reached(self, dice: float | None) -> None:
+        reason = self.session.limits.reached_by(dice)
+        if reason is not None:
+            self.stop.ask(reason, EXIT_DONE)
 
     def _is_best(self, figures: ValidationFigures | None) -> bool:
         if figures is None or figures.dice is None or not math.isfinite(figures.dice):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fasttrain.engine.ending import RunResult
+from fasttrain.engine.limits import Account, Limits, LimitTimer, ended_by_limit, goes_beyond
 from fasttrain.engine.run import resume, train
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DONE, FasttrainError, RecipeError
@@ -24,9 +28,12 @@ from fasttrain.run_folder import (
     write_whole,
 )
 from fasttrain.scoring import CaseScore, ClassScore, summarise
+from fasttrain.telemetry.attempts import read_attempts
 from fasttrain.telemetry.events import Observer
 from fasttrain.telemetry.summary import write_summary
 
+_POOLED = {"status", "best", "seconds", "cases"}
+"""What is taken from the summaries of the folds."""
 Watch = Callable[[int, int], Sequence[Observer]]
 """Takes a fold (from 0) and their number; gives the observers of that fold's run."""
 
@@ -39,11 +46,14 @@ def train_folds(
     device: str = "auto",
     watch: Watch = lambda fold, folds: (),
     stop: StopRequest | None = None,
+    began: float | None = None,
+    limits: Limits | None = None,
 ) -> RunResult:
     """Trains every fold of a recipe with a k-fold split, `fold_0`, `fold_1` … in one run folder, and pools their scores.
 
     Each fold is a run like any other. `summary.json` of the whole holds, for each case, the score of the one network that never
-    saw it. Raises RecipeError for another split, and what a fold's run raises.
+    saw it. limits: hours and cost are those of all folds, from `began` (Unix seconds) on; `until_dice` ends a fold. Raises
+    RecipeError for another split, and what a fold's run raises.
     """
     resolved = resolve(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(resolved.recipe.data.split, KFoldSplit):
@@ -60,7 +70,7 @@ def train_folds(
         place = str(Path(data).absolute()) if data is not None else None
         record = {"format": FORMAT_VERSION, "folds": resolved.recipe.data.split.folds, "data": place, "device": device}
         write_json(folder.folds, record)
-        return _Folds(folder, resolved, record, watch, stop or StopRequest()).run()
+        return _Folds(folder, resolved, record, watch, stop or StopRequest(), began, limits or Limits()).run()
     finally:
         folder.release()
 
@@ -72,24 +82,37 @@ def resume_folds(
     device: str | None = None,
     watch: Watch = lambda fold, folds: (),
     stop: StopRequest | None = None,
+    began: float | None = None,
+    limits: Limits | None = None,
+    asked_for: bool = True,
 ) -> RunResult:
     """Goes on where `train_folds` ended: folds that are done stay, the one that was cut short is resumed, the rest is trained."""
     folder = RunFolder(Path(run))
     try:
-        if folder.finished():
+        limits = limits or Limits()
+        if folder.finished() and not goes_beyond(limits, folder.read_summary(), asked_for):
             return RunResult(folder.path, json.loads(folder.summary.read_text(encoding="utf-8")), EXIT_DONE)
         folder.claim()
+        folder.reopen()
         record = read_record(folder.folds, FOLDS_KEYS)
         record |= {"data": str(data)} if data is not None else {}
         record |= {"device": device} if device is not None else {}
-        return _Folds(folder, resolve(str(folder.recipe)), record, watch, stop or StopRequest()).run()
+        recipe = resolve(str(folder.recipe))
+        return _Folds(folder, recipe, record, watch, stop or StopRequest(), began, limits).run()
     finally:
         folder.release()
 
 
 class _Folds:
     def __init__(
-        self, folder: RunFolder, recipe: ResolvedRecipe, record: dict[str, Any], watch: Watch, stop: StopRequest
+        self,
+        folder: RunFolder,
+        recipe: ResolvedRecipe,
+        record: dict[str, Any],
+        watch: Watch,
+        stop: StopRequest,
+        began: float | None,
+        limits: Limits,
     ) -> None:
         self.folder = folder
         self.recipe = recipe
@@ -98,23 +121,33 @@ class _Folds:
         self.device: str = record["device"]
         self.watch = watch
         self.stop = stop
-        self.results: list[RunResult] = []
+        self.limits = limits
+        attempts = [
+            attempt for fold in range(self.count) for attempt in read_attempts(RunFolder(folder.fold(fold)).events)
+        ]
+        self.account = Account(began or time.time(), limits.price_per_hour, attempts)
 
     def run(self) -> RunResult:
         self.stop.begun = True
+        self.stop.goes_on_with = f"fasttrain resume {shlex.quote(str(self.folder.path))}{self.limits.options}"
+        timer = LimitTimer(self.limits, self.account, self.stop)
         try:
             for fold in range(self.count):
                 result = self._train(fold)
-                self.results.append(result)
                 # Early stopping ends a fold; anything else that ends one early ends them all
                 if result.summary["status"] != "done":
                     return self._end("stopped", result.exit_code, result.summary["stopped_by"])
+                if (limit := ended_by_limit(result.summary) or "").startswith("--max"):
+                    return self._end("done", EXIT_DONE, limit)
         except Stopped:
             # While the cases of a fold were checked
-            return self._end("stopped", self.stop.exit_code, self.stop.reason)
+            status = "done" if self.stop.exit_code == EXIT_DONE else "stopped"
+            return self._end(status, self.stop.exit_code, self.stop.reason)
         except BaseException as error:
             self._end("failed", error.exit_code if isinstance(error, FasttrainError) else 1, None, str(error))
             raise
+        finally:
+            timer.close()
         return self._end("done", EXIT_DONE, None)
 
     def _train(self, fold: int) -> RunResult:
@@ -123,8 +156,12 @@ class _Folds:
         # Each fold has a flag of its own, so that its early stopping is not the next one's
         stop = _Following(self.stop)
         observers = self.watch(fold, self.count)
+        # Hours and money are watched for the whole
+        limits = replace(self.limits, max_hours=None, max_cost=None)
         if run.holds_a_run() and not run.never_trained():
-            return resume(path, data=self.data, device=self.device, observers=observers, stop=stop)
+            if (ended_by_limit(run.read_summary()) or "").startswith("--max"):
+                run.reopen()
+            return resume(path, data=self.data, device=self.device, observers=observers, stop=stop, limits=limits)
         return train(
             self.recipe.with_values({("data", "split", "fold"): fold}, "--fold all"),
             data=self.data,
@@ -133,11 +170,15 @@ class _Folds:
             observers=observers,
             stop=stop,
             began=time.time(),
+            limits=limits,
         )
 
     def _end(self, status: str, exit_code: int, stopped_by: str | None, error: str | None = None) -> RunResult:
         names = self.recipe.recipe.data.class_names
-        cases = {name: dices for result in self.results for name, dices in result.summary.get("cases", {}).items()}
+        # As they lie in the folders: a fold that was refused this time has the scores that it had before
+        runs = [RunFolder(self.folder.fold(fold)) for fold in range(self.count)]
+        summaries = {run.path.name: summary for run in runs if (summary := run.read_summary()).keys() >= _POOLED}
+        cases = {name: dices for summary in summaries.values() for name, dices in summary["cases"].items()}
         pooled = summarise(
             [
                 CaseScore(name, tuple(ClassScore(dices[class_name], None, False) for class_name in names), None)
@@ -145,7 +186,7 @@ class _Folds:
             ],
             names,
         )
-        seconds = [result.summary["seconds"] for result in self.results]
+        seconds = [summary["seconds"] for summary in summaries.values()]
         write_summary(
             self.folder.summary,
             status=status,
@@ -155,14 +196,15 @@ class _Folds:
             seconds={key: sum(one[key] or 0.0 for one in seconds) for key in ("total", "training", "validation")},
             steps=sum(_steps(self.folder.fold(fold)) for fold in range(self.count)),
             error=error,
+            **self.account.record(None),
             folds=[
-                {"run": result.run.name, "status": result.summary["status"], "best": result.summary["best"]}
-                for result in self.results
+                {"run": name, "status": summary["status"], "best": summary["best"]}
+                for name, summary in summaries.items()
             ],
             dice_by_class=pooled.dice_by_class,
             dice_counts=pooled.dice_counts,
             cases=cases,
-            skipped_cases=next((result.summary.get("skipped_cases", {}) for result in self.results), {}),
+            skipped_cases=next((summary.get("skipped_cases", {}) for summary in summaries.values()), {}),
         )
         return RunResult(self.folder.path, json.loads(self.folder.summary.read_text(encoding="utf-8")), exit_code)
 
@@ -187,3 +229,7 @@ class _Following(StopRequest):
         if self._whole.asked and self.reason is None:
             self.reason, self.exit_code = self._whole.reason, self._whole.exit_code
         return self.reason is not None
+
+    def at_rest(self, save: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
+        """Whoever ends the process asks the whole."""
+        return self._whole.at_rest(save)

@@ -50,11 +50,19 @@ def _parameters(recipe: Recipe) -> int:
 
     A network that reads its own values is built, and so is one by name, whose arguments MONAI alone can judge.
     """
+    return sum(parameter.numel() for parameter in _bare(recipe).parameters())
+
+
+def layers_of(recipe: Recipe) -> dict[str, torch.Tensor]:
+    """The network's weights and running statistics by name, for their shapes alone; torch's generators stay as they were."""
+    return dict(_bare(recipe).state_dict())
+
+
+def _bare(recipe: Recipe) -> nn.Module:
     given = (recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
     with torch.random.fork_rng(devices=[]):
         network = _weightless(given) if not isinstance(recipe.network, MonaiNetworkSpec) else None
-        network = build_network(*given) if network is None else network
-    return sum(parameter.numel() for parameter in network.parameters())
+        return build_network(*given) if network is None else network
 
 
 def _weightless(given: tuple[NetworkSpec, tuple[int, ...], int, int]) -> nn.Module | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fasttrain.machine.allocator import gpu_room_bytes
+
 FILLING = "filling the cache"
 BUILDING = "building the network"
 FIRST_STEP = "the first step"
@@ -61,7 +63,7 @@ class Phases:
             return None
         self._note()
         try:
-            free = torch.cuda.mem_get_info(self._device)[0]
+            free = gpu_room_bytes(self._device)
         except RuntimeError:
             # After some failures a GPU answers no more
             return None

@@ -21,12 +21,13 @@ from fasttrain.engine.planning.kernels_ahead import compiling_ahead
 from fasttrain.engine.planning.memory_plan import check_gpu_cache
 from fasttrain.engine.planning.plan import Plan, make_plan
 from fasttrain.engine.planning.sizes import Sizes, sizes_of
+from fasttrain.engine.resuming.changes import as_values
 from fasttrain.engine.sound_cases import sound_cases
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import StorageError
 from fasttrain.machine.collector import collector_at_rest
 from fasttrain.machine.cudnn import slow_cudnn
-from fasttrain.machine.hardware import Hardware, environment_record, survey
+from fasttrain.machine.hardware import Hardware, environment_record, passed_over, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
@@ -106,6 +107,8 @@ def look(
     if recipe.output.tensorboard:
         require_tensorboard()
     hardware = survey(device)
+    if (told := passed_over(device, hardware)) is not None:
+        emit(Message(told, "warning"))
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
     # What cannot be had is told before cases are read and steps measured
     check_gpu_cache(recipe, hardware)
@@ -148,8 +151,13 @@ def slow_convolutions(recipe: Recipe, hardware: Hardware, plan: Plan) -> str | N
     return f"{slow}; this run is channels-last, so that only layers which change the layout are slow"
 
 
-def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text: str) -> None:
-    """Writes `environment.json` and `plan.json`, by which a resume finds the same cases and makes the same choices."""
+def record_start(
+    folder: RunFolder, prepared: Prepared, device: str, recipe_text: str, asked: Mapping[str, Any] | None
+) -> None:
+    """Writes `environment.json` and `plan.json`, by which a resume finds the same cases and makes the same choices.
+
+    asked: the recipe as the command gave it, before anything was tuned or stepped down; None: not known.
+    """
     record = environment_record(prepared.hardware)
     record["format"] = FORMAT_VERSION
     record["arguments"] = {"data": str(prepared.root.absolute()), "device": device}
@@ -161,6 +169,7 @@ def record_start(folder: RunFolder, prepared: Prepared, device: str, recipe_text
     outline = {"outline": prepared.outline.text, "parameters": prepared.outline.parameters}
     more = {**outline, "cases": names, "skipped_cases": skipped, "channel_suffixes": suffixes, "recipe_sha256": digest}
     more["case_contents"] = prepared.contents
+    more["recipe"], more["asked"] = as_values(prepared.recipe), asked
     write_json(folder.plan, {**prepared.plan.record(), **more})
 
 

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fasttrain.checkpoints import ReadCheckpoint, newest_good
+from fasttrain.checkpoints import ReadCheckpoint
 from fasttrain.data.seen_files import SEEN
 from fasttrain.engine.attempt import Attempt, explained_in
-from fasttrain.engine.ending import RunResult, end_run
+from fasttrain.engine.checkpoint_space import check_space
+from fasttrain.engine.ending import RunResult, end_run, end_spent, resume_line
+from fasttrain.engine.limits import Limits, goes_beyond, spent_before, told_of_limits
 from fasttrain.engine.planning.batch_policy import stepped_down
-from fasttrain.engine.preparing import Prepared, prepare, read_start, recipe_changed, record_start
+from fasttrain.engine.preparing import Prepared, prepare, read_start, record_start
+from fasttrain.engine.resuming.changes import as_values
+from fasttrain.engine.resuming.going_on import GoingOn, look_at
 from fasttrain.engine.second_try import as_former, free_memory, save_where_it_was, told_of_second_try
 from fasttrain.engine.session import Session
 from fasttrain.engine.sound_cases import changed_text, check_same_cases
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import OutOfMemoryError, RecipeError, StorageError
+from fasttrain.errors import OutOfMemoryError, RecipeError
 from fasttrain.machine.limits import memory_free
 from fasttrain.machine.open_files import raise_open_file_limit
-from fasttrain.recipe import ResolvedRecipe, resolve
+from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.run_folder import RunFolder, new_run_path, write_whole
+from fasttrain.telemetry.attempts import read_attempts
 from fasttrain.telemetry.device_monitor import DeviceMonitor
-from fasttrain.telemetry.event_log import EventLog, read_events
+from fasttrain.telemetry.event_log import EventLog
 from fasttrain.telemetry.events import Message, Observer, RunStarted
 from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after, read_metrics
 from fasttrain.telemetry.pictures import drop_pictures
@@ -46,30 +51,40 @@ def train(
     observers: Sequence[Observer] = (),
     stop: StopRequest | None = None,
     began: float | None = None,
+    limits: Limits | None = None,
+    asked: Recipe | None = None,
 ) -> RunResult:
     """Trains a recipe (a name, a file, or one from `load_recipe`) in a new run folder and returns how it ended.
 
     data: the folder of the set, else `$FASTTRAIN_DATA/NAME` or `./data/NAME`. run: the new folder, else
     `./runs/NAME-TIMESTAMP`. device: `auto`, `cpu`, `cuda` or `cuda:N`. observers: told of everything that happens. began:
-    when the process began, for the time to the first step (Unix seconds). Raises FasttrainError of the kind that fits, and
-    Stopped where `stop` was asked for while cases were checked: there is no run yet.
+    when the process began, for the time to the first step (Unix seconds). limits: where the run ends before its last epoch,
+    counted from `began`. asked: the recipe as the command gave it, where what is trained was tuned since: by it a command that is
+    given again is known. Raises FasttrainError of the kind that fits, and Stopped where `stop` was asked for while cases were
+    checked: there is no run yet.
     """
     resolved = resolve(recipe) if isinstance(recipe, str) else recipe
-    session = Session(list(observers), stop or StopRequest(), began or time.time())
+    session = Session(list(observers), stop or StopRequest(), began or time.time(), limits or Limits())
     folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
     try:
+        session.heed_limits()
         folder.check_new()
         root = Path(data) if data is not None else None
         SEEN.keep(memory_free()[0] // _SHARE_FOR_FILES)
         session.start.ended("import")
-        prepared = prepare(resolved.recipe, root, device, session.emit, None, None, session.stop, session.start.ended)
+        with session.stop.at_rest():
+            prepared = prepare(
+                resolved.recipe, root, device, session.emit, None, None, session.stop, session.start.ended
+            )
+        check_space(folder, resolved.recipe, prepared.outline.parameters)
         folder.create()
         session.stop.begun = True
         text = resolved.as_yaml()
-        record_start(folder, prepared, device, text)
+        record_start(folder, prepared, device, text, as_values(asked or resolved.recipe))
         # Last of the three, since it is what makes the folder hold a run: one cut short before is no run, and no dead end
         with write_whole(folder.recipe) as stream:
             stream.write(text.encode())
+        session.stop.goes_on_with = resume_line(folder, session)
         return _carry_out(folder, prepared, session, None, stepped_down(resolved))
     finally:
         SEEN.forget()
@@ -85,72 +100,69 @@ def resume(
     observers: Sequence[Observer] = (),
     stop: StopRequest | None = None,
     began: float | None = None,
+    limits: Limits | None = None,
+    asked_for: bool = True,
+    assignments: Sequence[str] | Mapping[str, Any] = (),
+    asked: Recipe | None = None,
 ) -> RunResult:
     """Goes on with a run from its newest sound checkpoint, exactly as if it had not been interrupted.
 
-    A finished run is left as it is. A run that was interrupted before its first checkpoint begins again from step 0, which is
-    the same. Raises RecipeError where `run` holds no run, DataError where the cases are no longer the same, StorageError where
-    checkpoints were written and none is sound.
+    assignments: values of the recipe (`key.path=value`) that are others from here on; asked: the recipe as a command gives it
+    anew, for the record. data, device: others than the run was last at work with. A finished run is left as it is unless
+    something is set, or a limit ended it and the limits given now are wider; whether more hours are, is for whoever `asked_for`
+    it (`limits.goes_beyond`). A run that was interrupted before its first checkpoint begins again from step 0, which is the same.
+
+    Raises RecipeError where `run` holds no run, or what is set cannot be changed or leaves nothing to train; DataError where the
+    cases are no longer the same; StorageError where checkpoints were written and none is sound. The run is then as it was.
     """
-    session = Session(list(observers), stop or StopRequest(), began or time.time())
     folder = RunFolder(Path(run))
+    limits = limits or Limits()
+    earlier = read_attempts(folder.events)
+    session = Session(list(observers), stop or StopRequest(), began or time.time(), limits, earlier)
     try:
         if not folder.holds_a_run():
             raise RecipeError(f"{run} holds no run (it has no recipe.yaml); `fasttrain train` begins one")
-        if folder.finished():
+        if folder.finished() and not assignments and not goes_beyond(limits, folder.read_summary(), asked_for):
             return RunResult(folder.path, json.loads(folder.summary.read_text(encoding="utf-8")), 0)
+        session.stop.goes_on_with = resume_line(folder, session)
+        # Before anything is written: a run that cannot go on stays as it is
+        held = folder.last_written()
+        going = look_at(folder, assignments, asked)
         folder.claim()
+        if folder.last_written() != held:
+            going = look_at(folder, assignments, asked)
+        if (over := spent_before(limits, session.account)) is not None:
+            return end_spent(folder, session, going.saved, *over)
+        session.heed_limits()
         folder.tidy()
-        resolved = resolve(str(folder.recipe))
-        recipe = resolved.recipe
-        start, plan = read_start(folder)
-        chosen = device or start["arguments"]["device"]
-        root = Path(data) if data is not None else Path(start["arguments"]["data"])
-        if recipe_changed(folder, plan):
-            session.emit(
-                Message(
-                    f"{folder.recipe} is not the recipe that the run began with; what it says now counts", "warning"
-                )
-            )
-        saved = _newest_checkpoint(folder)
-        then = start["hardware"]["device_name"]
+        root = going.data_folder(Path(data) if data is not None else None, session.emit)
+        chosen = device or going.start["arguments"]["device"]
         SEEN.keep(memory_free()[0] // _SHARE_FOR_FILES)
         session.start.ended("import")
-        prepared = prepare(recipe, root, chosen, session.emit, plan, then, session.stop, session.start.ended)
-        check_same_cases(plan["cases"], prepared.split, prepared.root)
-        if (changed := changed_text(plan.get("case_contents", {}), prepared.contents)) is not None:
+        then = going.device_of_choices
+        with session.stop.at_rest():
+            prepared = prepare(
+                going.resolved.recipe, root, chosen, session.emit, going.plan, then, session.stop, session.start.ended
+            )
+        check_space(folder, going.resolved.recipe, prepared.outline.parameters)
+        check_same_cases(going.plan["cases"], prepared.split, prepared.root)
+        if (changed := changed_text(going.plan.get("case_contents", {}), prepared.contents)) is not None:
             session.emit(Message(changed, "warning"))
+        going.check_order(prepared)
         session.stop.begun = True
-        _drop_newer_rows(folder, saved, session)
-        return _carry_out(folder, prepared, session, saved, stepped_down(resolved))
+        _drop_newer_rows(folder, going.saved, session)
+        return _carry_out(folder, prepared, session, going, stepped_down(going.resolved))
     finally:
         SEEN.forget()
         folder.release()
         session.close()
 
 
-def _newest_checkpoint(folder: RunFolder) -> ReadCheckpoint | None:
-    """The checkpoint to go on from; None where the run ended before its first one. Raises StorageError where those that were
-    written are gone or damaged: a run is never begun anew in silence.
-    """
-    if folder.has_checkpoints():
-        saved = newest_good(folder.last, [folder.best, *folder.epoch_files()])
-        gone = () if folder.last.exists() else (f"checkpoint {folder.last} is missing",)
-        return replace(saved, damaged=(*gone, *saved.damaged))
-    if any(entry.get("event") == "CheckpointSaved" for entry in read_events(folder.events)):
-        raise StorageError(
-            f"{folder.checkpoints} holds no checkpoint, but the run wrote some; bring them back, or begin anew with "
-            "`fasttrain train`"
-        )
-    folder.checkpoints.mkdir(exist_ok=True)
-    return None
-
-
 def _carry_out(
     folder: RunFolder,
     prepared: Prepared,
     session: Session,
-    saved: ReadCheckpoint | None,
+    going: GoingOn | None,
     smaller: ResolvedRecipe | None,
 ) -> RunResult:
     """Builds and fits; whatever happens, `summary.json` says how it ended.
@@ -158,13 +170,14 @@ def _carry_out(
     smaller: what is trained instead where memory runs out in the first steps; None: there is nothing smaller.
     """
     recipe, hardware = prepared.recipe, prepared.hardware
+    saved = going.saved if going is not None else None
     names = recipe.data.class_names
     session.observers += [MetricsTable(folder.metrics, names, recipe.validation.hd95), EventLog(folder.events)]
     if recipe.output.tensorboard:
         session.observers.append(TensorBoardLog(folder.tensorboard, _first_step(prepared, saved)))
-    attempt = Attempt(folder, session, DeviceMonitor(hardware.gpu_uuid), saved)
+    attempt = Attempt(folder, session, DeviceMonitor(hardware.gpu_uuid), going)
     try:
-        session.emit(_started(folder, prepared, saved))
+        session.emit(_started(folder, prepared, session, saved))
         raise_open_file_limit()
         short = attempt.run(prepared, forgiving=smaller is not None)
         if short is not None and smaller is not None:
@@ -172,39 +185,40 @@ def _carry_out(
             session.emit(told_of_second_try(recipe.training, smaller.recipe.training, short))
             prepared = _prepared_again(folder, prepared, smaller, session)
             attempt.run(prepared)
-        return end_run(folder, prepared, session, attempt.fit, failure=None)
+        return end_run(folder, prepared, session, attempt.fit, saved, failure=None)
     except Stopped:
-        return end_run(folder, prepared, session, attempt.fit, failure=None)
+        return end_run(folder, prepared, session, attempt.fit, saved, failure=None)
     except BaseException as error:
         known = explained_in(error, prepared, session, attempt.fit)
         if isinstance(known, OutOfMemoryError):
             save_where_it_was(error, attempt.fit, session)
-        end_run(folder, prepared, session, attempt.fit, failure=known or error)
+        end_run(folder, prepared, session, attempt.fit, saved, failure=known or error)
         if known is not None:
             raise known from error
         raise
     finally:
-        attempt.close()
-        attempt.monitor.close()
+        with session.stop.at_rest():
+            attempt.close()
+            attempt.monitor.close()
 
 
 def _prepared_again(folder: RunFolder, former: Prepared, smaller: ResolvedRecipe, session: Session) -> Prepared:
     """The run with another batch, decided and recorded as if it had begun so; what else was chosen for the device stands."""
     free_memory()
     start, plan = read_start(folder)
-    hardware = former.hardware
+    hardware, asked = former.hardware, plan.get("asked")
     plan = as_former({**plan, **former.plan.record()})
     prepared = prepare(
         smaller.recipe, former.root, hardware.device, session.emit, plan, hardware.device_name, session.stop
     )
     text = smaller.as_yaml()
-    record_start(folder, prepared, start["arguments"]["device"], text)
+    record_start(folder, prepared, start["arguments"]["device"], text, asked)
     with write_whole(folder.recipe) as stream:
         stream.write(text.encode())
     return prepared
 
 
-def _started(folder: RunFolder, prepared: Prepared, saved: ReadCheckpoint | None) -> RunStarted:
+def _started(folder: RunFolder, prepared: Prepared, session: Session, saved: ReadCheckpoint | None) -> RunStarted:
     sizes = prepared.plan.sizes
     return RunStarted(
         run=str(folder.path),
@@ -218,6 +232,9 @@ def _started(folder: RunFolder, prepared: Prepared, saved: ReadCheckpoint | None
         resumed_step=None if saved is None else int(saved.state["progress"]["step"]),
         skipped_cases=tuple(prepared.skipped),
         outline=prepared.outline.text,
+        began=session.began,
+        price_per_hour=session.limits.price_per_hour,
+        limits=told_of_limits(session.limits, session.account),
     )
 
 
@@ -238,4 +255,5 @@ def _first_step(prepared: Prepared, saved: ReadCheckpoint | None) -> int:
     if saved is None:
         return 0
     progress = saved.state["progress"]
-    return int(progress["step"]) + (progress["step_in_epoch"] < prepared.plan.sizes.steps_per_epoch)
+    steps = progress.get("epoch_steps") or prepared.plan.sizes.steps_per_epoch
+    return int(progress["step"]) + (progress["step_in_epoch"] < steps)

@@ -50,7 +50,7 @@ def save_where_it_was(error: BaseException, fit: Fit | None, session: Session) -
     free_memory(error)
     try:
         fit.trainer.settle()
-        fit.saver.save_last()
+        fit.saver.save_beside()
     except Exception as second:
         session.emit(Message(f"no checkpoint could be written after that: {second}", "warning"))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fasttrain.engine.limits import Account, Limits, LimitTimer
 from fasttrain.engine.phases import BUILDING, FILLING, FIRST_STEP, TRAINING, Phases
 from fasttrain.engine.stop import StopRequest
+from fasttrain.telemetry.attempts import Attempt
 from fasttrain.telemetry.events import Event, Observer
 from fasttrain.telemetry.start_clock import StartClock
 
@@ -15,16 +17,25 @@ _ENDED_BEFORE = {FILLING: "plan", BUILDING: "read", FIRST_STEP: "build", TRAININ
 
 @dataclass
 class Session:
-    """One stretch of a run, from a process's start to its end. `began` is in Unix seconds."""
+    """One stretch of a run, from a process's start to its end. `began` is in Unix seconds; earlier: the attempts before it."""
 
     observers: list[Observer]
     stop: StopRequest
     began: float
+    limits: Limits = field(default_factory=Limits)
+    earlier: tuple[Attempt, ...] = ()
     phases: Phases = field(default_factory=Phases)
     start: StartClock = field(init=False)
+    account: Account = field(init=False)
 
     def __post_init__(self) -> None:
         self.start = StartClock(self.began)
+        self._timer: LimitTimer | None = None
+        self.account = Account(self.began, self.limits.price_per_hour, self.earlier)
+
+    def heed_limits(self) -> None:
+        """From now on the hours and the money that the user set end the run, whatever it is at."""
+        self._timer = LimitTimer(self.limits, self.account, self.stop)
 
     def emit(self, event: Event) -> None:
         """Tells every observer."""
@@ -38,6 +49,8 @@ class Session:
             self.start.ended(_ENDED_BEFORE[phase])
 
     def close(self) -> None:
-        """Ends every observer."""
+        """Ends every observer; limits bind no more."""
+        if self._timer is not None:
+            self._timer.close()
         for observer in self.observers:
             observer.close()

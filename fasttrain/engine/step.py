@@ -78,28 +78,49 @@ class Step:
         self._forward: Callable[[Tensor], Any] = torch.compile(network, dynamic=False) if compiled else network
         self._criterion: Callable[[Any, Tensor], Tensor] = torch.compile(loss, dynamic=False) if compiled else loss
         self._unproved = compiled
+        self._parts: list[float] | None = None
+        """Of a short step: what the loss of each of its batches is divided by."""
+        self._part: float = accumulate
         self._captured = CapturedStep(self._take, optimizer) if captured else None
         self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
 
     def __call__(self, batches: Iterator[Batch], learning_rate: float, number: int = 0) -> Tensor:
         """One step, the `number`th from 0; returns the mean loss over the batches, a device tensor."""
+        self._prepare(learning_rate, number)
+        if self._captured is None:
+            return self._take(batches)
+        return self._by_graph(self._captured, [next(batches) for _ in range(self.accumulate)], learning_rate)
+
+    def short(self, batches: list[Batch], learning_rate: float, number: int = 0) -> Tensor:
+        """A step over fewer samples than others have; returns the mean loss over them. Its shapes come once, so that it is
+        neither compiled nor recorded.
+        """
+        self._prepare(learning_rate, number)
+        sizes = [batch.image.shape[0] for batch in batches]
+        self._parts = [sum(sizes) / size for size in sizes]
+        try:
+            if self._captured is None:
+                return self._take(iter(batches))
+            return self._captured.take_apart(batches, counted=False)
+        finally:
+            self._parts = None
+
+    def _prepare(self, learning_rate: float, number: int) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.ema is not None:
             self.ema.before_step(number)
-        if self._captured is None:
-            return self._take(batches)
-        return self._by_graph(self._captured, [next(batches) for _ in range(self.accumulate)], learning_rate)
 
     def _take(self, batches: Iterator[Batch]) -> Tensor:
         """The step itself, all of it on the device."""
         kept = [buffer.clone() for buffer in self._statistics]
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.last_loss.device)
-        for _ in range(self.accumulate):
-            batch = next(batches)
-            total += self._first_pass(batch) if self._unproved else self._pass(batch)
+        for part in self._parts or [self.accumulate] * self.accumulate:
+            batch, self._part = next(batches), part
+            unproved = self._unproved and self._parts is None
+            total += self._first_pass(batch) if unproved else self._pass(batch)
         self._settle(total, self._update(total), kept)
         if self.ema is not None:
             self.ema.update()
@@ -130,9 +151,10 @@ class Step:
 
     def _pass(self, batch: Batch) -> Tensor:
         """Forward and backward of one batch; returns its share of the step's loss."""
+        forward, criterion = (self._forward, self._criterion) if self._parts is None else (self.network, self.loss)
         with self.precision.autocast():
-            logits = self._forward(self.precision.laid_out(batch.image))
-        loss = self._criterion(logits, batch.label) / self.accumulate
+            logits = forward(self.precision.laid_out(batch.image))
+        loss = criterion(logits, batch.label) / self._part
         self.scaler.scale(loss).backward()
         return loss.detach()
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
 from fasttrain.errors import EXIT_DONE
 
 
@@ -13,6 +17,10 @@ class StopRequest:
         self.exit_code = EXIT_DONE
         self.begun = False
         """False until there is work that must be ended in order: whoever asks before that need not wait for an answer."""
+        self.goes_on_with: str | None = None
+        """The command line that goes on with the run, once there is one."""
+        self._lock = threading.Lock()
+        self._save: Callable[[], None] | None = None
 
     def ask(self, reason: str, exit_code: int) -> None:
         """The first reason stands; a later one changes nothing."""
@@ -28,6 +36,32 @@ class StopRequest:
         """Raises Stopped where a stop was asked for; for phases that have no state of their own to save."""
         if self.asked:
             raise Stopped
+
+    def at_rest(self, save: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
+        """A scope in which the run may be ended from another thread, since nothing of its state changes.
+
+        What it is at may not look at the flag for long: a compiler, a large case. save: writes what no checkpoint holds yet, from
+        that thread; by default there is nothing such.
+        """
+        return self._at_rest(save)
+
+    @contextlib.contextmanager
+    def _at_rest(self, save: Callable[[], None]) -> Iterator[None]:
+        with self._lock:
+            former, self._save = self._save, save
+        try:
+            yield
+        finally:
+            # Waits for a save that is under way, after which the process ends
+            with self._lock:
+                self._save = former
+
+    def end_at_rest(self, end: Callable[[], None]) -> None:
+        """Where the run is at rest: saves, then calls `end`, which ends the process; else returns at once."""
+        with self._lock:
+            if self._save is not None:
+                self._save()
+                end()
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: the run ends because it was told to

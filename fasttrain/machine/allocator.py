@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The name since torch 2.10, and the one before."""
@@ -25,3 +29,16 @@ def expand_segments(wanted: bool, environ: MutableMapping[str, str] = os.environ
             environ[name] = _GROWING
         elif environ.get(name) == _GROWING:
             del environ[name]
+
+
+def gpu_room_bytes(device: torch.device | int) -> int:
+    """What this process may still ask of the GPU, beside what torch has reserved already: what the card has free, or less where
+    the process was given a share of it (`torch.cuda.set_per_process_memory_fraction`, or `per_process_memory_fraction` in the
+    allocator's settings). Raises RuntimeError where the GPU answers no more.
+    """
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    # torch tells the share since 2.8
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    return max(min(free, int(share * total) - torch.cuda.memory_reserved(device)), 0)

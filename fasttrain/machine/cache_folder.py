@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-_LOST_WITH_THE_MACHINE = {"tmpfs", "ramfs", "overlay", "aufs"}
-_MOUNTS = Path("/proc/self/mounts")
+from fasttrain.machine.mounts import fate_of, mount_of
 
 
 def cache_folder(
@@ -31,18 +30,14 @@ def cache_folder(
 def is_kept(folder: Path, mounts: str | None = None) -> bool:
     """Whether a folder, or the nearest one above it that there is, can be written and lies on a disk that outlives the machine.
 
-    A container's own root (overlay, aufs) and memory (tmpfs, ramfs) do not. `mounts` is the text of /proc/self/mounts; where
+    A container's own layer (overlay, aufs) and memory (tmpfs, ramfs) do not. `mounts` is the text of /proc/self/mountinfo; where
     there is none, as on macOS, every disk counts as kept.
     """
     there = next((place for place in (folder, *folder.parents) if place.is_dir()), None)
     if there is None or not os.access(there, os.W_OK | os.X_OK):
         return False
-    if mounts is None:
-        try:
-            mounts = _MOUNTS.read_text(errors="surrogateescape")
-        except OSError:
-            return True
-    return _filesystem(there.resolve(), mounts) not in _LOST_WITH_THE_MACHINE
+    mount = mount_of(there, mounts)
+    return mount is None or fate_of(mount, in_a_container=False) not in ("memory", "container")
 
 
 def own_cache_folder() -> Path:
@@ -56,22 +51,3 @@ def _users_folder(environ: Mapping[str, str]) -> Path | None:
     if given.startswith("/"):
         return Path(given)
     return Path(home) / ".cache" if home.startswith("/") else None
-
-
-def _filesystem(folder: Path, mounts: str) -> str | None:
-    """The type of the deepest mount that holds `folder`; of two at one place the later one covers the other."""
-    best, kind = -1, None
-    for line in mounts.splitlines():
-        parts = line.split(" ")
-        if len(parts) < 3:
-            continue
-        place = Path(_unescaped(parts[1]))
-        if place in (folder, *folder.parents) and len(place.parts) >= best:
-            best, kind = len(place.parts), parts[2]
-    return kind
-
-
-def _unescaped(text: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, character)
-    return text

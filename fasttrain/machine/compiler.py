@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -9,6 +10,7 @@ import sysconfig
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from fasttrain.errors import wants_memory
 from fasttrain.machine.folder_lock import Hold, hold
 
 _HELD: dict[str, Hold] = {}
@@ -21,11 +23,43 @@ def missing_for_compile() -> str | None:
     """
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if shutil.which(os.environ.get("CC") or "gcc") is None and not any(map(shutil.which, ("cc", "clang"))):
-        return "there is no C compiler (install gcc)"
+    return missing_for_c() or _broken_triton()
+
+
+def missing_for_c() -> str | None:
+    """What a C extension of Python lacks here, as the user would install it; None where it has all it needs."""
+    if c_compiler() is None:
+        named = os.environ.get("CC")
+        return (
+            "there is no C compiler (install gcc)"
+            if not named
+            else f"CC={named} is no C compiler (unset CC, install gcc)"
+        )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         return f"Python's headers are missing ({header}; install python3-dev)"
+    return None
+
+
+def c_compiler() -> str | None:
+    """The one that Triton takes: $CC, which it takes unseen, else gcc, else clang."""
+    if named := os.environ.get("CC"):
+        return shutil.which(named)
+    return shutil.which("gcc") or shutil.which("clang")
+
+
+def _broken_triton() -> str | None:
+    # Found is not loaded: one of another Python, or whose library wants a newer glibc, is only met when it is imported
+    try:
+        importlib.import_module("triton")
+        importlib.import_module("triton.language")
+    except Exception as error:
+        if wants_memory(error):
+            raise
+        told = " ".join(str(error).split())[:200] or type(error).__name__
+        return (
+            f"Triton is installed and cannot be loaded ({told}; install torch anew, which brings the Triton it needs)"
+        )
     return None
 
 

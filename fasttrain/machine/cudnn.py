@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 SLOW_FROM, SLOW_BELOW = 90800, 91500
 """As `torch.backends.cudnn.version()` counts: 9.8 up to 9.14. torch passes over cuDNN there for contiguous 3D convolutions in
 fp16 and bf16 with kernels larger than a voxel (`use_cudnn` in its ATen/native/Convolution.cpp): measured, four times slower.
 """
+
+
+SLOW = "torch runs 3D convolutions in fp16 and bf16 about four times slower with it unless the layout is channels-last"
 
 
 def is_slow(version: int | None) -> bool:
@@ -30,3 +35,15 @@ def version_text(version: int) -> str:
     if version < 90000:
         return f"{version // 1000}.{version // 100 % 10}.{version % 100}"
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+def newer_cudnn() -> str:
+    """The command that brings a cuDNN without that fault; loads torch."""
+    import torch
+
+    major = (torch.version.cuda or "13").partition(".")[0]
+    if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:3]) >= (2, 9, 1):
+        return f"pip install 'nvidia-cudnn-cu{major}>=9.15'"
+    return (
+        f"pip install 'torch>=2.11' --index-url https://download.pytorch.org/whl/cu{'130' if major == '13' else '126'}"
+    )

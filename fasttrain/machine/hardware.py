@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -10,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.errors import MachineError, RecipeError
+from fasttrain.machine.allocator import gpu_room_bytes
+from fasttrain.machine.gpu_sight import look, why_unseen
 from fasttrain.machine.limits import cpu_limit, memory_free, shared_memory_free_bytes
 from fasttrain.machine.open_files import open_file_limit
 
@@ -99,8 +100,16 @@ def survey(setting: str) -> Hardware:
         gpu_gib=round(properties.total_memory / GIB, 2),
         compute_capability=(properties.major, properties.minor),
         cudnn=cudnn_of_torch(),
-        gpu_free_gib=round(torch.cuda.mem_get_info(index)[0] / GIB, 2),
+        gpu_free_gib=round(gpu_room_bytes(index) / GIB, 2),
     )
+
+
+def passed_over(setting: str, hardware: Hardware) -> str | None:
+    """That `--device auto` came to the CPU though there is a GPU, or one is paid for, and what mends it; else None."""
+    if setting != "auto" or hardware.on_gpu:
+        return None
+    found = why_unseen(look())
+    return f"{found.told}; training runs on the CPU (mend: {found.mend})" if found.fault else None
 
 
 def cudnn_of_torch() -> int | None:
@@ -134,14 +143,9 @@ def environment_record(hardware: Hardware) -> dict[str, Any]:
 
 
 def why_no_gpu() -> str:
-    """Why torch sees no GPU, in a few words."""
-    import torch
-
-    if torch.version.cuda is None:
-        return f"this torch ({torch.__version__}) was built without CUDA"
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides every GPU"
-    return "torch sees no GPU (no driver, or a container started without GPUs)"
+    """Why torch sees no GPU, in a few words, with what mends it."""
+    found = why_unseen(look())
+    return f"{found.told} ({found.mend})" if found.mend else found.told
 
 
 def _cpu_name() -> str:
@@ -156,6 +160,9 @@ def _cpu_name() -> str:
 
 
 def _version(name: str) -> str | None:
+    # Loaded for a run's record alone: the help of a command does not wait for it
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

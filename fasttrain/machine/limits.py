@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import sys
 from pathlib import Path
 
+from fasttrain.errors import MachineError
+
 _CGROUP = Path("/sys/fs/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
+_PROCESS_LIMITS = ((resource.RLIMIT_AS, "vms", "-v"), (resource.RLIMIT_DATA, "data", "-d"))
+"""Each with psutil's name for what counts against it, and the option by which a shell sets it."""
 
 
 def cpu_limit(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int:
@@ -49,10 +54,11 @@ def memory_free_bytes(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self
 
 
 def memory_free(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> tuple[int, str]:
-    """`memory_free_bytes`, and what bounds it: `the host`, or `the cgroup's limit`."""
-    import psutil
+    """`memory_free_bytes`, and what bounds it: `the host`, `the cgroup's limit`, or a limit that a shell set (`ulimit -v`).
 
-    free, bound = int(psutil.virtual_memory().available), "the host"
+    Raises MachineError where the system tells of no memory at all.
+    """
+    free, bound = _host_free(), "the host"
     for folder in _folders(cgroup, own_group, "memory"):
         for limit_name, use_name in (
             ("memory.max", "memory.current"),
@@ -64,7 +70,43 @@ def memory_free(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgrou
                 left = int(limit) - int(use) + _reclaimable(folder)
                 if left < free:
                     free, bound = left, "the cgroup's limit"
+    for left, by in _limits_left():
+        if left < free:
+            free, bound = left, by
     return max(free, 0), bound
+
+
+def _host_free() -> int:
+    import psutil
+
+    try:
+        return int(psutil.virtual_memory().available)
+    except (OSError, psutil.Error, ValueError, KeyError):
+        # Without /proc the C library still asks the kernel, which then counts no page cache that it would give back
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError):
+            raise MachineError(
+                "how much memory is free cannot be found out, since /proc is not there; mount it (`mount -t proc proc /proc`)"
+            ) from None
+
+
+def _limits_left() -> list[tuple[int, str]]:
+    """What the limits of a process leave of this one's address space and data, each with the name that a message has for it."""
+    import psutil
+
+    limits = [(resource.getrlimit(number)[0], used, name) for number, used, name in _PROCESS_LIMITS]
+    bounded = [one for one in limits if one[0] != resource.RLIM_INFINITY]
+    if not bounded:
+        return []
+    try:
+        mine = psutil.Process().memory_info()
+    except (OSError, psutil.Error):
+        mine = None
+    return [
+        (limit - int(getattr(mine, used, 0)), f"the limit of this process (ulimit {name})")
+        for limit, used, name in bounded
+    ]
 
 
 def oom_kills(cgroup: Path = _CGROUP, own_group: Path = Path("/proc/self/cgroup")) -> int | None:

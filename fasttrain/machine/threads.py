@@ -7,6 +7,7 @@ import sys
 from collections.abc import MutableMapping
 
 from fasttrain.machine.limits import cpu_limit
+from fasttrain.machine.visible_devices import VARIABLE, hides_all
 from fasttrain.wording import counted
 
 THREAD_VARIABLES = (
@@ -48,5 +49,5 @@ def limit_threads(count: int, environ: MutableMapping[str, str] = os.environ) ->
 def probably_on_gpu(device: str) -> bool:
     """Whether a run on `--device` will use a GPU, found out without loading torch; the plan finds out for certain."""
     if device == "auto":
-        return os.path.exists("/dev/nvidiactl") and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+        return os.path.exists("/dev/nvidiactl") and not hides_all(os.environ.get(VARIABLE))
     return device.startswith("cuda")

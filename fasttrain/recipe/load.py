@@ -44,7 +44,10 @@ class ResolvedRecipe:
                 node = node[key]
             node[keys[-1]] = value
             origins[keys] = origin
-        recipe = Recipe.model_validate(raw)
+        try:
+            recipe = Recipe.model_validate(raw)
+        except ValidationError as error:
+            raise RecipeError([f"{dotted(path)}: {text}" for path, text in sentences(error, raw, Recipe)]) from error
         if faults := [f"{dotted(path)}: {text}" for path, text in faults_across(recipe)]:
             raise RecipeError(faults)
         return ResolvedRecipe(recipe, origins, self.source)

@@ -59,21 +59,33 @@ def parse_interval(text: str) -> Interval:
     return Interval(amount=amount, unit="steps" if unit.startswith("step") else "epochs")
 
 
-def _check_interval(text: str) -> str:
-    parse_interval(text)
+def parse_intervals(text: str) -> tuple[Interval, ...]:
+    """Reads intervals with commas between them, of which the one that passes first counts; raises ValueError as above."""
+    try:
+        return tuple(parse_interval(part) for part in text.split(","))
+    except ValueError as error:
+        if "," not in text:
+            raise
+        raise ValueError(f"{text!r}: {error}") from error
+
+
+def _check_intervals(text: str) -> str:
+    parse_intervals(text)
     return text
 
 
 class OutputSpec(Spec):
     """What is written into the run folder.
 
-    `checkpoint_every` sets how often `last.pt` is renewed; `keep_every` keeps an `epoch_NNNN.pt` every so many epochs (0:
-    none), of which the newest `keep` stay. Every `log_every` steps the loss is read from the device and logged. `pictures`
-    draws the worst, the median and the best case after the last validation, with `best` after each new best one too.
+    `checkpoint_every` sets how often `last.pt` is renewed: after so many epochs, steps or so much time, or by whichever of
+    several passes first (`1 epoch, 5m`). It is written while training goes on. `keep_every` keeps an `epoch_NNNN.pt` every so
+    many epochs (0: none), of which the newest `keep` stay. Every `log_every` steps the loss is read from the device and
+    logged. `pictures` draws the worst, the median and the best case after the last validation, with `best` after each new
+    best one too.
     `tensorboard` adds the run's figures as scalars for TensorBoard (`pip install 'fasttrain[tensorboard]'`).
     """
 
-    checkpoint_every: Annotated[str, AfterValidator(_check_interval)] = "1 epoch"
+    checkpoint_every: Annotated[str, AfterValidator(_check_intervals)] = "1 epoch, 5m"
     keep_every: NonNegativeInt = 0
     keep: PositiveInt = 3
     log_every: PositiveInt = 10

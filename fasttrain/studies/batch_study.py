@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from fasttrain.engine.planning.batch_policy import possible_batch, with_batch
-from fasttrain.errors import MachineError, OutOfMemoryError
+from fasttrain.errors import MachineError, OutOfMemoryError, RecipeError
 from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.choice import Effect, choose, effect_of, finalists, limit_of
 from fasttrain.studies.lock import BATCH, applied
@@ -15,10 +15,14 @@ from fasttrain.studies.measuring import Measuring, Validation, error_of
 from fasttrain.studies.sweep import HUNG, MARGIN, Bounds, Point, Sweep
 from fasttrain.studies.too_large import nothing_fits
 from fasttrain.telemetry.events import Message
+from fasttrain.wording import counted
+
+_OVER = 0.5
+"""Of the budget."""
 
 
 class BatchStudy:
-    """Runs trials of a recipe with other batch sizes; they may take `sweep_share` of the budget.
+    """Runs trials of a recipe with other batch sizes; they may take `sweep_share` of the budget. `found` is called after each.
 
     What was found so far can be read at any time: `points` (with compiled finalists behind the sweep's), `chosen`, `validation`.
     """
@@ -28,12 +32,14 @@ class BatchStudy:
         resolved: ResolvedRecipe,
         measuring: Measuring,
         sweep_share: float = 1.0,
+        found: Callable[[], None] = lambda: None,
     ) -> None:
         self.resolved = resolved
         self.measuring = measuring
         self.options = measuring.options
         self.emit = measuring.emit
         self.sweep_share = sweep_share
+        self.found = found
         self.sweep: Sweep | None = None
         self.compiled: list[Point] = []
         self.chosen: Point | None = None
@@ -51,7 +57,8 @@ class BatchStudy:
 
         Raises OutOfMemoryError where nothing fits, the error of a trial that failed for another reason, and Stopped.
         """
-        self.measuring.look(self.resolved)
+        if not self.measuring.machine:
+            self.measuring.look(self.resolved)
         self.sweep_batches()
         self.compile_finalists()
         self.choose()
@@ -72,8 +79,13 @@ class BatchStudy:
             allowed=lambda size: possible_batch(recipe, size),
             largest=options.prefer == "largest",
         )
-        self.sweep = Sweep(bounds, self._measured)
+        self.sweep = Sweep(bounds, self._measured, self.found)
         self.sweep.run()
+        if not self.sweep.points:
+            raise RecipeError(
+                f"--batch-sizes {','.join(map(str, options.sizes or ()))}: one pass over the training cases has "
+                f"{counted(self.measuring.most, 'patch', 'patches')}, and a larger batch holds some twice; name smaller sizes"
+            )
         if not any(point.ok for point in self.sweep.points):
             self._refuse(self.sweep.points)
         self.emit(Message(f"sweep over: {self.sweep.ended or 'nothing between the measured sizes is left to try'}"))
@@ -82,9 +94,27 @@ class BatchStudy:
         """Measures the two best sizes compiled where the plan of a run would compile."""
         best = finalists(self.points, self.options.prefer)
         for point in best if best and best[0].values.get("would_compile") else ():
-            found = self._trial(point.batch_size, compiled=True)
-            if found is not None:
-                self.compiled.append(found)
+            self._compiled(point.batch_size)
+        if self.compiled and not any(point.ok for point in self.compiled):
+            self._compile_smaller()
+
+    def _compiled(self, size: int) -> None:
+        self.compiled.append(self._trial(size, compiled=True))
+        self.found()
+
+    def _compile_smaller(self) -> None:
+        """The run will compile, so that a size which fits uncompiled alone is none. Raises the last one's error."""
+        tried = min(point.batch_size for point in self.compiled)
+        smaller = [point for point in self.points if point.ok and point.batch_size < tried]
+        for point in sorted(smaller, key=lambda point: -point.rate):
+            self._compiled(point.batch_size)
+            if self.compiled[-1].ok:
+                return
+        last = self.compiled[-1]
+        kind = MachineError if last.status == HUNG else OutOfMemoryError
+        raise kind(
+            f"batch {last.batch_size} compiled: {last.reason}; set acceleration.compile=off, or lower patch.size"
+        )
 
     def choose(self) -> None:
         """Among compiled sizes where there are any, else among all."""
@@ -139,7 +169,12 @@ class BatchStudy:
         same = [point for point in self.points if point.compiled == self.chosen.compiled]
         points = same if len(same) > 1 else self.points
         return limit_of(
-            points, self.chosen, self.measuring.most, self.measuring.on_gpu, self.measuring.machine.get("gpu_bytes")
+            points,
+            self.chosen,
+            self.measuring.most,
+            self.measuring.on_gpu,
+            self.measuring.machine.get("gpu_bytes"),
+            self.measuring.ceilings,
         )
 
     def gain(self) -> float | None:
@@ -173,9 +208,13 @@ class BatchStudy:
         }
 
     def _measured(self, size: int) -> Point | None:
-        left = self.measuring.budget_left(self.sweep_share)
-        if self.points and left < self._expected(size):
-            return None
+        if self.points:
+            left, expected = self.measuring.budget_left(self.sweep_share), self._expected(size)
+            # One size alone says nothing: a second one may take longer than was given
+            if len(self.points) == 1:
+                left += _OVER * self.measuring.budget_seconds
+            if left < expected:
+                return None
         return self._trial(size)
 
     def _expected(self, size: int) -> float:
@@ -188,6 +227,9 @@ class BatchStudy:
         began = self.measuring.clock()
         outcome = self.measuring.steps(resolved, f"batch-{size}{'-compiled' if compiled else ''}", compiled)
         self._last_seconds = self.measuring.clock() - began
+        if not self.measuring.on_gpu:
+            # Later ones go by the plan that is known then
+            self._last_seconds -= float(outcome.values.get("planning_seconds", 0.0))
         point = self.measuring.point(resolved, outcome, compiled)
         rate = f"{point.rate:.1f} patches/s, " if point.rate else ""
         self.emit(
@@ -205,7 +247,7 @@ class BatchStudy:
             )
         if any(point.status == HUNG for point in points):
             raise MachineError(
-                f"no trial came to its end within {self.options.trial_seconds:.0f} s; raise --trial-seconds, or lower "
+                f"no trial came to its end within {self.options.trial_seconds:g} s; raise --trial-time, or lower "
                 "patch.size or the size of the network"
             )
         smallest = min(point.batch_size for point in points) if points else 1
@@ -219,6 +261,7 @@ class BatchStudy:
             attempt,
             self.measuring.machine["device_name"],
             self.measuring.machine["gpu_free_bytes"],
+            next((fault for point in points for fault in point.values.get("faults", ()) if point.batch_size == 1), ""),
         )
 
 

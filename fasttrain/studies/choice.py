@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ _FOR_MEMORY = 0.1
 """Of the best rate that `memory` gives up at most."""
 _WAITS = 0.1
 _CLEARLY = 0.75
+_NEAR = 0.2
+"""Of a ceiling: below that of both, it is neither."""
 
 
 def choose(points: Sequence[Point], prefer: str) -> Point | None:
@@ -110,8 +112,17 @@ def _rises(able: Sequence[Point], chosen: Point) -> bool:
     return chosen.batch_size > _CLEARLY * top and max(rates) > max(clearly_smaller, default=0.0) * (1 + TOLERANCE)
 
 
-def limit_of(points: Sequence[Point], chosen: Point, most: int, on_gpu: bool, gpu_bytes: int | None) -> tuple[str, str]:
-    """(what holds the rate back: `data`, `memory`, `set`, `device` or `unknown`; the figures by which that is judged)."""
+def limit_of(
+    points: Sequence[Point],
+    chosen: Point,
+    most: int,
+    on_gpu: bool,
+    gpu_bytes: int | None,
+    ceilings: Mapping[str, float] | None = None,
+) -> tuple[str, str]:
+    """(what holds the rate back, the figures by which that is judged): `data`, `memory`, `set`, `compute`, `bandwidth`,
+    `kernels`, `device` where `ceilings` do not tell which of these three, or `unknown`.
+    """
     values = chosen.values
     waits = float(values.get("wait_share") or 0.0)
     if waits > _WAITS:
@@ -133,11 +144,36 @@ def limit_of(points: Sequence[Point], chosen: Point, most: int, on_gpu: bool, gp
         )
     if len(able) == 1:
         return "unknown", f"no other batch size could be measured; a step waits {waits:.0%} of its time for patches"
-    name = "the GPU's own speed" if on_gpu else "the CPU's own speed"
+    by, why = _ceiling(chosen.rate, ceilings, "GPU" if on_gpu else "CPU")
     parts = [f"waiting for data {waits:.0%}"]
     if values.get("utilisation") is not None:
         parts.append(f"a kernel runs {values['utilisation']:.0%} of the time")
     if ups := [point for point in larger if point.ok]:
         other = min(ups, key=lambda point: point.batch_size)
         parts.append(f"batch {other.batch_size} gives {other.rate / chosen.rate - 1:+.1%}")
-    return "device", f"{name} (computing or memory bandwidth): {', '.join(parts)}"
+    return by, f"{why}; {', '.join(parts)}"
+
+
+def _ceiling(rate: float, ceilings: Mapping[str, float] | None, device: str) -> tuple[str, str]:
+    """Which of the device's two ceilings a rate is nearer to: by the network's counted work, so that fused layers, which move
+    fewer bytes than were counted, may come out above what a copy reaches.
+    """
+    if not ceilings:
+        return (
+            "device",
+            f"the {device}'s own speed, computing or memory bandwidth: the network's work could not be counted",
+        )
+    computing, moving = rate * ceilings["patch_flops"], rate * ceilings["patch_bytes"]
+    of_peak, of_copy = computing / ceilings["peak_flops"], moving / ceilings["peak_bandwidth"]
+    told = (
+        f"its layers compute {_readable(computing)}FLOP/s, {of_peak:.0%} of what a matrix product reaches on this {device}, "
+        f"and move about {_readable(moving)}B/s, {of_copy:.0%} of what a copy reaches"
+    )
+    if max(of_peak, of_copy) < _NEAR:
+        return "kernels", told
+    return ("compute" if of_peak >= of_copy else "bandwidth"), told
+
+
+def _readable(count: float) -> str:
+    power, letter = next(((power, letter) for power, letter in ((12, "T"), (9, "G")) if count >= 10**power), (6, "M"))
+    return f"{count / 10**power:.3g} {letter}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fasttrain.machine.own_files import read_regular
 from fasttrain.recipe import Recipe, ResolvedRecipe
 from fasttrain.run_folder import write_json
 from fasttrain.studies.machine_record import SAME_MACHINE
-from fasttrain.wording import size_in_memory
+from fasttrain.wording import sizes_apart
 
 FORMAT = 1
 BATCH = "training.batch_size"
@@ -35,26 +36,32 @@ _FREE_OF_SPEED = (
     "validation.every",
 )
 """Sections and keys on which neither the speed nor the memory of a step hangs."""
+_ACCUMULATE = "training.accumulate"
 _TUNED = (
     BATCH,
-    "training.accumulate",
+    _ACCUMULATE,
     "data.workers",
     "data.prefetch_factor",
     "data.cache.kind",
     "validation.window.batch_size",
     "validation.stitching",
 )
-"""What is tuned: the recipe's own values are where the search began, and need not be the same."""
+"""What a lock may set: there the recipe's own values are where the search began, and need not be the same."""
 _ODD = re.compile(r"[^\w.-]+")
 _MOST_SHOWN = 3
+_LOCK_BYTES = 1 << 16
+"""More than a lock takes."""
 
 
-def matters(recipe: Recipe) -> dict[str, Any]:
-    """{dotted key: value} of all on which a measurement hangs."""
+def matters(recipe: Recipe, tuned_keys: Iterable[str] = _TUNED) -> dict[str, Any]:
+    """{dotted key: value} of all on which a measurement hangs. tuned_keys: what is set by it; of the rest the recipe's own values
+    were found to be the best, or were never in question.
+    """
+    free = {_ACCUMULATE, *tuned_keys, *_FREE_OF_SPEED}
     found: dict[str, Any] = {}
 
     def visit(value: Any, path: str) -> None:
-        if path in _FREE_OF_SPEED or path in _TUNED:
+        if path in free:
             return
         if isinstance(value, dict) and value:
             for key, item in value.items():
@@ -80,18 +87,31 @@ def lock_record(
     resolved: ResolvedRecipe, machine: Mapping[str, Any], settings: Mapping[str, Any], more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The document of a lock; `more`: the table and what is told of it."""
-    values = matters(resolved.recipe)
     return {
         "format": FORMAT,
         "made": time.strftime("%Y-%m-%d %H:%M:%S"),
         "recipe": resolved.recipe.name,
         "network": resolved.recipe.network.kind,
-        "recipe_sha256": digest_of(values),
-        "matters": values,
+        "recipe_sha256": digest_of(matters(resolved.recipe)),
+        "matters": matters(resolved.recipe, settings),
         "machine": dict(machine),
         "settings": dict(settings),
         **more,
     }
+
+
+def check_place(cache: Path) -> None:
+    """Raises StorageError where no lock can be written, before minutes are spent on what would go into it."""
+    folder = cache / "tuned"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            # A full disk still makes files, as long as nothing is in them
+            stream.write(bytes(_LOCK_BYTES))
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be written: {error.strerror}; set FASTTRAIN_CACHE to a folder that can"
+        ) from error
 
 
 def write_lock(record: Mapping[str, Any], run_lock: Path, cache: Path) -> Path:
@@ -117,11 +137,14 @@ def tuned(resolved: ResolvedRecipe, machine: Mapping[str, Any], cache: Path) -> 
     Raises RecipeError where nothing was, or where what was found holds no longer, with the reasons.
     """
     again = "`fasttrain tune-batch` measures anew"
-    locks = _read_all(cache / "tuned")
+    locks, damaged = _read_all(cache / "tuned")
+    if not locks and damaged:
+        raise RecipeError(
+            f"--tuned: {damaged[0]} is damaged or of another fasttrain, and nothing else was tuned here; {again}"
+        )
     if not locks:
         raise RecipeError(f"--tuned: nothing was tuned on this machine yet ({cache / 'tuned'} is empty); {again}")
-    values = matters(resolved.recipe)
-    reasons = {path: _differences(record, resolved.recipe, values, machine) for path, record in locks.items()}
+    reasons = {path: _differences(record, resolved.recipe, machine) for path, record in locks.items()}
     fitting = [path for path, found in reasons.items() if not found]
     if not fitting:
         # The one that needs least to fit, the newest of these first
@@ -136,7 +159,11 @@ def tuned(resolved: ResolvedRecipe, machine: Mapping[str, Any], cache: Path) -> 
     record = locks[fitting[0]]
     _refuse_set(resolved, record["settings"])
     told = ", ".join(f"{key}={value}" for key, value in record["settings"].items())
-    return applied(resolved, record["settings"]), f"tuned on {record['made']}: {told or 'the recipe as it is'}"
+    try:
+        found_there = applied(resolved, record["settings"])
+    except RecipeError as error:
+        raise RecipeError([f"--tuned: {fitting[0]} is damaged: {fault}; {again}" for fault in error.faults]) from error
+    return found_there, f"tuned on {record['made']}: {told or 'the recipe as it is'}"
 
 
 def applied(resolved: ResolvedRecipe, settings: Mapping[str, Any]) -> ResolvedRecipe:
@@ -155,17 +182,21 @@ def _refuse_set(resolved: ResolvedRecipe, settings: Mapping[str, Any]) -> None:
         raise RecipeError([f"--set {key} and --tuned both decide it; leave one of them out" for key in both])
 
 
-def _read_all(folder: Path) -> dict[Path, dict[str, Any]]:
-    """The locks there are, the newest first; what is none or of another format is no lock."""
+def _read_all(folder: Path) -> tuple[dict[Path, dict[str, Any]], list[Path]]:
+    """The locks there are, the newest first, and the files that are none or of another format."""
     found: dict[Path, dict[str, Any]] = {}
+    damaged: list[Path] = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
             record = json.loads(read_regular(path))
         except (OSError, ValueError, RecursionError):
+            damaged.append(path)
             continue
         if _sound(record):
             found[path] = record
-    return dict(sorted(found.items(), key=lambda pair: pair[1]["made"], reverse=True))
+        else:
+            damaged.append(path)
+    return dict(sorted(found.items(), key=lambda pair: pair[1]["made"], reverse=True)), damaged
 
 
 def _sound(record: Any) -> bool:
@@ -183,10 +214,9 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _differences(
-    record: Mapping[str, Any], recipe: Recipe, values: Mapping[str, Any], machine: Mapping[str, Any]
-) -> list[str]:
+def _differences(record: Mapping[str, Any], recipe: Recipe, machine: Mapping[str, Any]) -> list[str]:
     """Why a lock does not hold, each in a few words."""
+    values = matters(recipe, record["settings"])
     then, there = record["matters"], record["machine"]
     found = [
         f"{key} was {_shown(then.get(key))} and is {_shown(values.get(key))}"
@@ -204,7 +234,8 @@ def _differences(
         found.append(f"a batch of {batch} is no part of the effective batch, which training.batch_policy keeps")
     needs, free = record.get("needed_bytes"), machine.get("gpu_free_bytes")
     if not found and isinstance(needs, int) and isinstance(free, int) and needs > free:
-        found.append(f"it needs {size_in_memory(needs)} of the GPU's memory and {size_in_memory(free)} are free")
+        needed, left = sizes_apart(needs, free)
+        found.append(f"it needs {needed} of the GPU's memory and {left} are free")
     return found
 
 

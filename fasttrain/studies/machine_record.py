@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fasttrain.machine.hardware import GIB, Hardware
+from fasttrain.machine.nvml import opened
 
 SAME_MACHINE = ("device_name", "gpu_bytes", "driver", "torch", "cudnn")
 """What must be as it was for a measurement to hold; on a CPU their number as well."""
@@ -27,11 +28,10 @@ def machine_record(hardware: Hardware) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
+    nvml = opened()
+    if isinstance(nvml, str):
+        return None  # no driver to ask is no reason not to measure
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # no driver to ask is no reason not to measure
-        return None
-    return version.decode() if isinstance(version, bytes) else str(version)
+        return nvml.text("SystemGetDriverVersion")
+    finally:
+        nvml.close()

@@ -29,7 +29,7 @@ from fasttrain.studies.sweep import HUNG, MARGIN, MEMORY, OK, Point
 from fasttrain.studies.task import LOOK, STEPS, VALIDATION, Outcome, Task
 from fasttrain.studies.trials import Trials
 from fasttrain.telemetry.events import Event
-from fasttrain.wording import counted, size_in_memory
+from fasttrain.wording import counted, sizes_apart
 
 if TYPE_CHECKING:
     from fasttrain.engine.planning.sizes import Sizes
@@ -90,6 +90,8 @@ class Measuring:
         self.began = clock()
         self.machine: dict[str, Any] = {}
         self.sizes: Sizes | None = None
+        self.ceilings: dict[str, float] | None = None
+        """See `ceilings_of`; None until a trial of steps has found out."""
         self._former: tuple[dict[str, Any], str] | None = None
 
     @property
@@ -122,6 +124,8 @@ class Measuring:
         if outcome.done and not self.on_gpu and self._former is None:
             # A CPU's precision and layout are measured once; a GPU's step is measured each time, as a run would
             self._former = outcome.values["plan"], outcome.values["device_name"]
+        if outcome.done and self.ceilings is None:
+            self.ceilings = outcome.values.get("ceilings", {})
         return outcome
 
     def validated(self, resolved: ResolvedRecipe, compiled: bool = False) -> tuple[Outcome, Validated]:
@@ -141,9 +145,14 @@ class Measuring:
         )
         return outcome, Validated(found, self.headroom(values) >= 0)
 
+    @property
+    def budget_seconds(self) -> float:
+        """Of all trials."""
+        return self.options.budget_seconds or _BUDGET_SECONDS
+
     def budget_left(self, share: float = 1.0) -> float:
         """Seconds of a share of the budget, which counts from when the cases were looked at."""
-        return share * (self.options.budget_seconds or _BUDGET_SECONDS) - (self.clock() - self.began)
+        return share * self.budget_seconds - (self.clock() - self.began)
 
     def point(self, resolved: ResolvedRecipe, outcome: Outcome, compiled: bool = False) -> Point:
         """The point of a trial of `resolved`. Raises the trial's error where it failed for another reason than memory or time."""
@@ -155,7 +164,7 @@ class Measuring:
             return Point(size, HUNG, outcome.faults[0], compiled=compiled)
         if not outcome.done:
             raise error_of(outcome, f"the trial of batch {size}")
-        values = {key: value for key, value in outcome.values.items() if key not in ("plan", "reasons")}
+        values = {key: value for key, value in outcome.values.items() if key not in ("plan", "reasons", "ceilings")}
         steps, plan = values["steps_per_epoch"], outcome.values["plan"]
         values["epoch_seconds"] = steps * size * training.accumulate / values["rate"]
         values["cache"], values["workers"] = plan["cache"], plan["workers"]
@@ -170,8 +179,8 @@ class Measuring:
         status = OK if headroom >= 0 else MARGIN
         if status == MARGIN:
             margin = self.options.margin * self.machine["gpu_bytes"]
-            left = size_in_memory(max(headroom + margin, 0))
-            notes.insert(0, f"leaves {left}, less than the margin of {size_in_memory(margin)}")
+            least, left = sizes_apart(margin, max(headroom + margin, 0))
+            notes.insert(0, f"leaves {left}, less than the margin of {least}")
         reason = "; ".join(notes) or "ok"
         return Point(size, status, reason, values["rate"], values["spread"], compiled, values)
 
@@ -191,14 +200,15 @@ class Measuring:
 
     def _task(self, kind: str, resolved: ResolvedRecipe, compiled: bool = False) -> Task:
         former, device = self._former or (None, None)
-        return Task(kind, resolved.recipe.model_dump_json(), self.data, self.device, former, device, compiled)
+        text, first = resolved.recipe.model_dump_json(), kind == STEPS and self.ceilings is None
+        return Task(kind, text, self.data, self.device, former, device, compiled, first)
 
 
 def error_of(outcome: Outcome, what: str) -> FasttrainError:
     """The trial's own error, with where its log lies where that may say more."""
     kind = _ERRORS.get(outcome.exit_code, FasttrainError)
     if outcome.status == "hung":
-        return MachineError(f"{what} did not come to its end: {outcome.faults[0]}; raise --trial-seconds")
+        return MachineError(f"{what} did not come to its end: {outcome.faults[0]}; raise --trial-time")
     if kind in (RecipeError, DataError) and len(outcome.faults) > 0:
         return kind(outcome.faults)
     return kind(

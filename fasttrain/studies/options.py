@@ -41,7 +41,7 @@ class Options:
         if self.trials < 1:
             faults.append(f"--trials {self.trials}: should be at least 1")
         if self.trial_seconds <= 0:
-            faults.append(f"--trial-seconds {self.trial_seconds:g}: should be above 0")
+            faults.append(f"--trial-time {self.trial_seconds:g}s: should be above 0")
         if faults:
             raise RecipeError(faults)
 

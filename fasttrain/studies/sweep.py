@@ -71,14 +71,18 @@ def best_of(points: Sequence[Point]) -> Point:
 class Sweep:
     """Measures by `measure`, which gives a Point for a batch size, or None where time is up.
 
-    `points` fill as it goes, so that what was found until an interruption is there; `ended` says why no larger size was tried.
+    `points` fill as it goes, and `found` is called, so that what was found until an interruption is there; `ended` says why no
+    larger size was tried.
     """
 
-    def __init__(self, bounds: Bounds, measure: Callable[[int], Point | None]) -> None:
+    def __init__(
+        self, bounds: Bounds, measure: Callable[[int], Point | None], found: Callable[[], None] = lambda: None
+    ) -> None:
         self.bounds = bounds
         self.points: list[Point] = []
         self.ended = ""
         self._measure = measure
+        self._found = found
         self._over = False
 
     def run(self) -> None:
@@ -112,6 +116,7 @@ class Sweep:
             self._end("the time for trials is over")
             return None
         self.points.append(found)
+        self._found()
         return found
 
     def _end(self, why: str) -> None:
@@ -126,24 +131,20 @@ class Sweep:
             point = self._point(size)
             if point is None:
                 break
-            if point.status == MEMORY:
-                self.ended = f"memory ends at batch {size}"
+            if point.status in (MEMORY, HUNG):
+                self.ended = self._end_text(point)
                 break
         self.ended = self.ended or "all sizes asked for were measured"
 
     def _upwards(self) -> None:
-        size, flat = min(self.bounds.start, self.bounds.most), 0
+        size, flat = self._start(), 0
         while True:
             best = self._best_rate()
             point = self._point(size)
             if point is None:
                 return
             if not point.ok:
-                self.ended = {
-                    MEMORY: f"memory ends at batch {size}",
-                    MARGIN: f"the margin of memory ends at batch {size}",
-                    HUNG: f"batch {size} was ended at its time limit",
-                }[point.status]
+                self.ended = self._end_text(point)
                 return
             near = tolerance_of(self.points)
             flat = flat + 1 if best and point.rate < best * (1 + near) else 0
@@ -172,12 +173,19 @@ class Sweep:
             return last
         return None
 
+    def _end_text(self, point: Point) -> str:
+        return {
+            MEMORY: f"memory ends at batch {point.batch_size}",
+            MARGIN: f"the margin of memory ends at batch {point.batch_size}",
+            HUNG: f"batch {point.batch_size} was ended at its time limit",
+        }[point.status]
+
     def _data_text(self) -> str:
         return f"one pass over the training cases has {counted(self.bounds.most, 'patch', 'patches')}"
 
     def _downwards(self) -> None:
         """Halves while smaller sizes might be as fast, and where nothing fitted yet until something does."""
-        size = min(self.bounds.start, self.bounds.most)
+        size = self._start()
         while size > 1 and not self.bounds.largest:
             size = self._smaller(size)
             point = self._point(size)
@@ -190,8 +198,15 @@ class Sweep:
             if self._point(size) is None:
                 return
 
+    def _start(self) -> int:
+        """The recipe's own size, or the largest one that one pass over the cases has patches for."""
+        return self._allowed_to(min(self.bounds.start, self.bounds.most))
+
     def _smaller(self, size: int) -> int:
-        return next(less for less in range(max(size // 2, 1), 0, -1) if less == 1 or self.bounds.allowed(less))
+        return self._allowed_to(max(size // 2, 1))
+
+    def _allowed_to(self, size: int) -> int:
+        return next(less for less in range(size, 0, -1) if less == 1 or self.bounds.allowed(less))
 
     def _best_rate(self) -> float:
         return max((point.rate for point in self.points if point.ok), default=0.0)

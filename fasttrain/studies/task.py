@@ -14,7 +14,8 @@ class Task:
 
     kind: `look` finds and checks the cases and surveys the machine; `steps` measures training steps; `validation` predicts and
     scores the largest validation case beside a training that has begun. former: the plan of an earlier trial on a CPU, whose
-    precision and layout stand. compiled: the plan's torch.compile is followed, else left out.
+    precision and layout stand. compiled: the plan's torch.compile is followed, else left out. ceilings: also count the network's
+    work and measure what the device does at most.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class Task:
     former: dict[str, Any] | None = None
     former_device: str | None = None
     compiled: bool = False
+    ceilings: bool = False
 
     def record(self) -> dict[str, Any]:
         """For JSON."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fasttrain.errors import OutOfMemoryError
+from fasttrain.errors import OutOfMemoryError, RecipeError
 from fasttrain.recipe import Recipe, ResolvedRecipe
 from fasttrain.studies.task import Outcome
 from fasttrain.wording import size_in_memory
@@ -16,29 +16,57 @@ Try = Callable[[ResolvedRecipe], Outcome]
 """Runs a trial of a recipe's steps."""
 
 
-def nothing_fits(resolved: ResolvedRecipe, attempt: Try, device_name: str, free_bytes: int | None) -> OutOfMemoryError:
-    """The error, once smaller patches and computing activations again were tried. `resolved` has a batch size of 1."""
+def nothing_fits(
+    resolved: ResolvedRecipe, attempt: Try, device_name: str, free_bytes: int | None, fault: str = ""
+) -> OutOfMemoryError:
+    """The error, once smaller patches and other settings were tried, until two fit. `resolved` has a batch size of 1; fault: how
+    the trial of it told that memory ran out.
+    """
     recipe = resolved.recipe
     size = list(recipe.patch.size)
     free = f" into the {size_in_memory(free_bytes)} that {device_name} has free" if free_bytes else f" on {device_name}"
     told = f"not even a batch of 1 patch of {size} fits{free}"
     found: list[str] = []
-    for patch in smaller_patches(recipe):
+    patches = list(smaller_patches(recipe))
+    for patch in patches:
         outcome = attempt(resolved.with_values({("patch", "size"): patch}, "tried"))
         if outcome.done:
             found.append(f"patch.size=[{','.join(map(str, patch))}]")
             told += _estimate(outcome.values, patch, recipe)
             break
-    if recipe.acceleration.activation_checkpointing == "auto":
-        setting: dict[tuple[str | int, ...], Any] = {("acceleration", "activation_checkpointing"): "on"}
-        if attempt(resolved.with_values(setting, "tried")).done:
-            found.append("acceleration.activation_checkpointing=on")
+    if patches and not found:
+        # A step of next to nothing did not fit either: something else takes the memory, and the trial knows what
+        return OutOfMemoryError(f"{told}, nor does a much smaller patch: {fault or 'take a machine with more memory'}")
+    for key, value in _other_settings(recipe):
+        if len(found) < 2 and _fits(resolved, key, value, attempt):
+            shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
+            found.append(f"{key}={shown}")
     smaller_network = "take a smaller network, or a machine with more memory"
     if len(found) == 2:
         return OutOfMemoryError(f"{told}; either of these fits, as measured: {found[0]}, or {found[1]}")
     if found:
         return OutOfMemoryError(f"{told}; this fits, as measured: {found[0]}; else {smaller_network}")
-    return OutOfMemoryError(f"{told}, nor does a much smaller patch; {smaller_network}")
+    return OutOfMemoryError(f"{told}; {smaller_network}")
+
+
+def _fits(resolved: ResolvedRecipe, key: str, value: Any, attempt: Try) -> bool:
+    setting: dict[tuple[str | int, ...], Any] = {tuple(key.split(".")): value}
+    try:
+        return attempt(resolved.with_values(setting, "tried")).done
+    except RecipeError:
+        # Such as a group norm that wants more features
+        return False
+
+
+def _other_settings(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """What else makes a step smaller, that which changes least of the training first."""
+    if recipe.acceleration.activation_checkpointing == "auto":
+        yield "acceleration.activation_checkpointing", "on"
+    if recipe.acceleration.amp == "off":
+        yield "acceleration.amp", "auto"
+    features = getattr(recipe.network, "features", None)
+    if features and min(features) >= 2:
+        yield "network.features", [count // 2 for count in features]
 
 
 def smaller_patches(recipe: Recipe) -> Iterator[tuple[int, ...]]:

@@ -24,11 +24,12 @@ from fasttrain.engine.planning.plan import Plan
 from fasttrain.engine.preparing import Prepared, look, prepare
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.validation_memory import prepare_validation
-from fasttrain.errors import FasttrainError, OutOfMemoryError, exit_code_of, wants_memory
+from fasttrain.errors import FasttrainError, OutOfMemoryError, exit_code_of, ran_out_of_memory, wants_memory
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case
+from fasttrain.studies.ceilings import ceilings_of
 from fasttrain.studies.machine_record import machine_record
 from fasttrain.studies.task import LOOK, STEPS, Task
 from fasttrain.studies.timing import endless, timed
@@ -52,7 +53,7 @@ def perform(task: Task, emit: Emit) -> dict[str, Any]:
     except Exception as error:
         known = explained(error, recipe, 0) or error
         faults = known.faults if isinstance(known, FasttrainError) else (_named(known),)
-        memory = isinstance(known, OutOfMemoryError) or wants_memory(known)
+        memory = isinstance(known, OutOfMemoryError) or wants_memory(known) or ran_out_of_memory(known)
         if not memory:
             import traceback
 
@@ -77,7 +78,9 @@ def _path(text: str | None) -> Path | None:
 
 
 def _built(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
+    began = time.perf_counter()
     prepared = prepare(recipe, _path(task.data), task.device, emit, _former(task), task.former_device)
+    planning_seconds = time.perf_counter() - began
     hardware, whole = prepared.hardware, prepared.plan
     plan = whole if task.compiled else replace(whole, compile=False)
     validating = task.kind != STEPS
@@ -89,6 +92,8 @@ def _built(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
         ballast = _ballast(assembly, whole, hardware)
         found = _validated(assembly, plan, emit) if validating else _stepped(assembly, plan, hardware, emit)
         del ballast
+        if task.ceilings and not validating:
+            found["ceilings"] = ceilings_of(recipe, plan.amp, hardware.torch_device)
     finally:
         assembly.close()
     record = {key: value for key, value in whole.record().items() if key not in ("decisions", "sizes")}
@@ -99,6 +104,7 @@ def _built(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
         "device_name": hardware.device_name,
         "free_bytes": int((hardware.gpu_free_gib or 0.0) * GIB),
         "would_compile": whole.compile,
+        "planning_seconds": planning_seconds,
         "steps_per_epoch": whole.sizes.steps_per_epoch,
         "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

@@ -106,11 +106,10 @@ def _kill(child: int) -> None:
 
 
 def _become_trial(request: dict[str, Any]) -> None:
-    code = 1
+    code, told = 1, os.dup(1)
     try:
         os.setsid()
         _end_with_parent()
-        told = os.dup(1)
         nothing, log = (
             os.open(os.devnull, os.O_RDONLY),
             os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666),
@@ -128,6 +127,22 @@ def _become_trial(request: dict[str, Any]) -> None:
             os.execv(sys.executable, words)
         _perform(Path(request["task"]), told)
         code = 0
+    except BaseException as error:
+        import traceback
+
+        from fasttrain.errors import FasttrainError, exit_code_of
+
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
+        # What could not be measured at all, or not be written down
+        faults = (
+            error.faults
+            if isinstance(error, FasttrainError)
+            else (" ".join(f"{type(error).__name__}: {error}".split()),)
+        )
+        failure = {"failed": {"faults": list(faults), "exit_code": exit_code_of(error)}}
+        with contextlib.suppress(OSError):
+            os.write(told, json.dumps(failure).encode() + b"\n")
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import EXIT_BUG, MachineError, StorageError
+from fasttrain.errors import EXIT_BUG, EXIT_MACHINE, MachineError, StorageError
 from fasttrain.machine.limits import oom_kills
 from fasttrain.own_process import start_own
 from fasttrain.run_folder import write_json
@@ -57,16 +58,24 @@ class TrialServer:
         place, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
         write_json(place, task.record())
         answer = place.with_suffix(".answer.json")
-        answer.unlink(missing_ok=True)
-        kills = oom_kills()
+        try:
+            answer.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"{answer} cannot be replaced: {error.strerror}; choose another folder with --run"
+            ) from error
+        kills, failure = oom_kills(), None
         self._send(json.dumps({"task": str(place), "log": str(log), "limit_seconds": limit_seconds}))
         while True:
             record = self._next()
             if "ended" in record:
                 break
+            failure = record.get("failed", failure)
             self._pass_on(record)
         ended = record["ended"]
         found = self._outcome(answer, ended, limit_seconds, kills)
+        if failure is not None and found["status"] == "failed":
+            found |= failure
         return Outcome(**{**found, "faults": tuple(found.get("faults", ())), "log": str(log)})
 
     def close(self) -> None:
@@ -91,8 +100,8 @@ class TrialServer:
         if status == _KILLED and kills is not None and (oom_kills() or 0) > kills:
             text = "the system ended it, since this machine's memory ran out"
             return {"status": "memory", "faults": [text], "seconds": ended["seconds"]}
-        how = f"signal {-status} ended its process" if status < 0 else f"its process ended with code {status}"
-        return {"status": "failed", "faults": [how], "exit_code": EXIT_BUG, "seconds": ended["seconds"]}
+        code = EXIT_BUG if status >= 0 else EXIT_MACHINE
+        return {"status": "failed", "faults": [_how_ended(status)], "exit_code": code, "seconds": ended["seconds"]}
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -130,3 +139,14 @@ class TrialServer:
             # Each trial would say it again
             self._told.add(record["message"]["text"])
             self._emit(Message(**record["message"]))
+
+
+def _how_ended(status: int) -> str:
+    if status >= 0:
+        return f"its process ended with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    who = ", as the system does where memory runs out, which `dmesg` would tell" if status == _KILLED else ""
+    return f"{name} ended its process{who}"

@@ -8,18 +8,25 @@ from statistics import median_low
 
 
 def estimate_seconds_left(
-    steps_left: int, validations_left: int, seconds_per_step: Sequence[float], seconds_per_validation: Sequence[float]
+    steps_left: int,
+    validations_left: int,
+    seconds_per_step: Sequence[float],
+    seconds_per_validation: Sequence[float],
+    steps_per_validation: float = 0.0,
 ) -> float | None:
     """Seconds for the steps and validations that are left, at the median pace of those measured.
 
     The lower median, so that of two measurements the one with compilation and cold caches in it does not count. None
-    before a step was measured; validations count nothing until one was measured.
+    before a step was measured. Until a validation was measured it counts as long as `steps_per_validation` steps.
     """
     if steps_left > 0 and not seconds_per_step:
         return None
     training = max(steps_left, 0) * median_low(seconds_per_step) if seconds_per_step else 0.0
-    validation = max(validations_left, 0) * median_low(seconds_per_validation) if seconds_per_validation else 0.0
-    return training + validation
+    if seconds_per_validation:
+        one = median_low(seconds_per_validation)
+    else:
+        one = steps_per_validation * median_low(seconds_per_step) if seconds_per_step else 0.0
+    return training + max(validations_left, 0) * one
 
 
 class TimeLeft:
@@ -36,6 +43,11 @@ class TimeLeft:
         self._seconds_per_step: deque[float] = deque(maxlen=recent)
         self._seconds_per_validation: deque[float] = deque(maxlen=recent)
         self._validated_step = 0
+        self._steps_per_validation = 0.0
+
+    def expect_validation(self, steps: float) -> None:
+        """How many training steps a validation takes as long as, by what is to be computed: until one was measured."""
+        self._steps_per_validation = steps
 
     def add_steps(self, steps: int, seconds: float) -> None:
         """Takes the time of some training steps, without validation and checkpoints."""
@@ -51,7 +63,11 @@ class TimeLeft:
         """Seconds until the end after `step` steps; None before the first step was measured."""
         steps_left = self._epochs * self._steps_per_epoch - step
         return estimate_seconds_left(
-            steps_left, self.validations_left(step), list(self._seconds_per_step), list(self._seconds_per_validation)
+            steps_left,
+            self.validations_left(step),
+            list(self._seconds_per_step),
+            list(self._seconds_per_validation),
+            self._steps_per_validation,
         )
 
     def validations_left(self, step: int) -> int:

@@ -7,7 +7,13 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from fasttrain.machine.nvml import Nvml, opened
+from fasttrain.machine.patience import within
+from fasttrain.machine.visible_devices import VARIABLE
+
 _GIB = 1024**3
+_START_SECONDS = 5.0
+_PATIENCE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -27,33 +33,34 @@ class DeviceMonitor:
 
     device: the UUID as `torch.cuda.get_device_properties(i).uuid` gives it, with or without `GPU-`, since torch counts
     devices under CUDA_VISIBLE_DEVICES and NVML does not; or NVML's own index; or None for no device. Without a driver,
-    or with a broken one, every figure is None and `unavailable_reason` says why; nothing is ever raised.
+    or with a broken one, every figure is None and `unavailable_reason` says why; nothing is ever raised. A driver that hangs
+    holds up the start for some seconds, a reading for one, and then no more.
     """
 
     def __init__(self, device: str | int | None, interval_seconds: float = 0.2, process_id: int | None = None) -> None:
         self._interval_seconds = interval_seconds
         self._process_id = os.getpid() if process_id is None else process_id
-        self._lock = threading.Lock()
+        self._sampled = threading.Condition()
+        self._samples = 0
+        self._waited_for: int | None = None
         self._utilisation: list[float] = []
         self._gib: list[float] = []
         self._stop = threading.Event()
-        self._nvml: Any = None
+        self._due = threading.Event()
+        self._nvml: Nvml | None = None
         self._handle: Any = None
         self._thread: threading.Thread | None = None
         self.unavailable_reason: str | None = "no device to watch" if device is None else self._attach(device)
         if self.unavailable_reason is None:
-            self._thread = threading.Thread(target=self._run, name="device-monitor", daemon=True)
-            self._thread.start()
+            self._start()
 
     def read(self) -> DeviceReading:
         """The figures since the last call; a fresh sample where none has been taken since."""
         if self._nvml is None:
             return DeviceReading()
-        with self._lock:
-            empty = not (self._utilisation or self._gib)
-        if empty:
-            self._sample()
-        with self._lock:
+        with self._sampled:
+            if not (self._utilisation or self._gib):
+                self._await_sample()
             utilisation, gib = self._utilisation, self._gib
             self._utilisation, self._gib = [], []
         return DeviceReading(sum(utilisation) / len(utilisation) if utilisation else None, max(gib) if gib else None)
@@ -61,65 +68,92 @@ class DeviceMonitor:
     def close(self) -> None:
         """Stops sampling and leaves NVML; later readings are None. May be called twice."""
         self._stop.set()
+        self._due.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
         nvml, self._nvml = self._nvml, None
         # A call that hangs in the driver still holds the library; shutting it down under that call would crash.
         if nvml is not None and not (self._thread is not None and self._thread.is_alive()):
-            _tried(nvml.nvmlShutdown)
+            nvml.close()
+
+    def _await_sample(self) -> None:
+        """Lets the thread sample now and waits for it; the driver is never called from here, where a run would hang with it."""
+        now = self._samples
+        if now == self._waited_for:
+            # It hung the last time and still does
+            return
+        self._due.set()
+        if not self._sampled.wait_for(lambda: self._samples > now, timeout=_PATIENCE_SECONDS):
+            self._waited_for = now
 
     def _attach(self, device: str | int) -> str | None:
         """Opens NVML and finds the device; returns what went wrong, None where nothing did."""
+        nvml = opened()
+        if isinstance(nvml, str):
+            return nvml
         try:
-            import pynvml
+            handle = within(_START_SECONDS, lambda: _found(nvml, device))
+        except Exception as error:
+            return f"NVML does not answer ({type(error).__name__}: {error})"
+        if handle is None:
+            nvml.close()
+            return f"NVML knows no device {device}"
+        self._nvml, self._handle = nvml, handle
+        return None
 
-            pynvml.nvmlInit()
-        except Exception as error:  # a missing library, no driver, a driver of another version: all the same to a run
-            return f"NVML is not available ({type(error).__name__}: {error})"
-        for find, key in _lookups(pynvml, device):
-            handle = _tried(find, key)
-            if handle is not None:
-                self._nvml, self._handle = pynvml, handle
-                return None
-        _tried(pynvml.nvmlShutdown)
-        return f"NVML knows no device {device}"
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="device-monitor", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._nvml, self.unavailable_reason = None, f"the device cannot be watched ({error})"
+        else:
+            self._thread = thread
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self._sample()
-            self._stop.wait(self._interval_seconds)
+            self._due.wait(self._interval_seconds)
+            self._due.clear()
 
     def _sample(self) -> None:
         nvml = self._nvml
         if nvml is None:
             return
-        rates = _tried(nvml.nvmlDeviceGetUtilizationRates, self._handle)
+        busy = getattr(nvml.ask("DeviceGetUtilizationRates", self._handle), "gpu", None)
         used = self._used_bytes(nvml)
-        with self._lock:
-            if rates is not None:
-                self._utilisation.append(rates.gpu / 100.0)
+        with self._sampled:
+            if isinstance(busy, (int, float)) and 0 <= busy <= 100:
+                self._utilisation.append(busy / 100.0)
             if used is not None:
                 self._gib.append(used / _GIB)
+            self._samples += 1
+            self._sampled.notify_all()
 
-    def _used_bytes(self, nvml: Any) -> int | None:
-        for process in _tried(nvml.nvmlDeviceGetComputeRunningProcesses, self._handle) or ():
-            if process.pid == self._process_id and process.usedGpuMemory is not None:
-                return int(process.usedGpuMemory)
-        memory = _tried(nvml.nvmlDeviceGetMemoryInfo, self._handle)
-        return None if memory is None else int(memory.used)
+    def _used_bytes(self, nvml: Nvml) -> int | None:
+        processes = nvml.ask("DeviceGetComputeRunningProcesses", self._handle)
+        for process in processes if isinstance(processes, (list, tuple)) else ():
+            held = getattr(process, "usedGpuMemory", None)
+            if getattr(process, "pid", None) == self._process_id and isinstance(held, int):
+                return held
+        used = getattr(nvml.ask("DeviceGetMemoryInfo", self._handle), "used", None)
+        return used if isinstance(used, int) and used >= 0 else None
 
 
-def _lookups(nvml: Any, device: str | int) -> list[tuple[Any, str | int]]:
-    """The ways to find the device, in order: torch leaves out the prefix that NVML wants."""
+def _found(nvml: Nvml, device: str | int) -> Any:
+    """The handle of the device, of a card in MIG mode that of the run's instance; None where there is none to be found."""
     if isinstance(device, int):
-        return [(nvml.nvmlDeviceGetHandleByIndex, device)]
-    bare = device.removeprefix("GPU-").removeprefix("MIG-")
-    return [(nvml.nvmlDeviceGetHandleByUUID, text) for text in dict.fromkeys((f"GPU-{bare}", f"MIG-{bare}", device))]
-
-
-def _tried(call: Any, *arguments: Any) -> Any:
-    """The call's result, None where the driver refuses it: a figure that a device lacks is no fault of the run."""
-    try:
-        return call(*arguments)
-    except Exception:
-        return None
+        handle = nvml.ask("DeviceGetHandleByIndex", device)
+    else:
+        # torch leaves out the prefix that NVML wants
+        bare = device.removeprefix("GPU-").removeprefix("MIG-")
+        texts = dict.fromkeys((f"GPU-{bare}", f"MIG-{bare}", device))
+        handle = next((one for text in texts if (one := nvml.ask("DeviceGetHandleByUUID", text)) is not None), None)
+    instances = None if handle is None else nvml.instances(handle)
+    if instances is None:
+        return handle
+    # The figures of the whole card would be those of its other instances' programs as well
+    wanted = os.environ.get(VARIABLE, "").partition(",")[0]
+    if wanted.startswith("MIG-"):
+        return nvml.ask("DeviceGetHandleByUUID", wanted)
+    return instances[0] if len(instances) == 1 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -45,15 +46,32 @@ class EventLog:
         return before is None or event.done < before
 
 
+def last_events(path: Path, most_bytes: int = 1 << 18) -> list[dict[str, Any]]:
+    """The last records of an `events.jsonl` in order, as many as lie whole in its last `most_bytes`."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - most_bytes, 0))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [record for line in text.split("\n") if (record := _record_of(line)) is not None]
+
+
+def _record_of(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The records of an `events.jsonl` in order; torn and unreadable lines are skipped, a missing file has none."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
+            record = _record_of(line)
+            if record is not None:
                 yield record

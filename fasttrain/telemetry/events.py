@@ -24,6 +24,12 @@ class RunStarted:
     """Names of the faulty cases that `data.bad_cases: skip` left out."""
     outline: str = ""
     """Network, parameters, loss, optimiser and schedule in a few words."""
+    began: float | None = None
+    """When the process of this attempt began, in Unix seconds."""
+    price_per_hour: float | None = None
+    """USD, where the user said so."""
+    limits: str = ""
+    """What may end the run before its last epoch, in words."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,10 @@ class StepLogged:
     gpu_utilisation: float | None = None
     gpu_gib: float | None = None
     seconds_left: float | None = None
+    projected_hours: float | None = None
+    """What the whole run will have taken at its last epoch, over all its attempts, validations counted in."""
+    projected_cost: float | None = None
+    """The same in USD, where the price is known."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,8 @@ class EpochEnded:
     validation: ValidationFigures | None = None
     is_best: bool = False
     seconds_left: float | None = None
+    projected_hours: float | None = None
+    projected_cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,13 +110,14 @@ class ValidationFigures:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint lies on the disk, whole."""
+    """A checkpoint lies on the disk, whole. `seconds`: how long it took to write; `pause_seconds`: how long training waited."""
 
     path: str
     epoch: int
     step: int
     seconds: float
     mib: float
+    pause_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,6 +141,9 @@ class RunEnded:
     seconds: float
     run: str
     resume_command: str | None = None
+    run_hours: float | None = None
+    """Of all attempts at this run."""
+    run_cost: float | None = None
 
 
 Event = RunStarted | Progress | FirstStep | StepLogged | EpochEnded | CheckpointSaved | Message | RunEnded

@@ -11,6 +11,7 @@ from typing import Any
 
 from fasttrain.errors import MachineError, StorageError
 from fasttrain.telemetry.events import EpochEnded, Event, StepLogged
+from fasttrain.telemetry.line_file import PatientFile
 
 
 def require_tensorboard() -> None:
@@ -24,7 +25,8 @@ class TensorBoardLog:
     The records are written by tensorboard's RecordWriter, since torch's SummaryWriter imports TensorFlow wherever that is
     installed, and keeps a thread; here an event is one unbuffered write, which a killed process cannot lose.
     first_step: of a run that is resumed the first step that is logged again; readers drop what earlier files in `folder`
-    have from it on. Raises MachineError where the package is missing, StorageError where the file cannot be written.
+    have from it on. What a full disk refuses is held and written later. Raises MachineError where the package is missing,
+    StorageError where the file cannot be written, or in the end could not be.
     """
 
     def __init__(self, folder: Path, first_step: int = 0) -> None:
@@ -32,7 +34,7 @@ class TensorBoardLog:
         self._path = _new_file(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._writer = writer(open(self._path, "xb", buffering=0))  # noqa: SIM115 - closed by close()
+            self._writer = writer(PatientFile(self._path, "xb"))
         except OSError as error:
             raise self._fault(error) from error
         self._write(file_version="brain.Event:2")

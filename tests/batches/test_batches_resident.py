@@ -135,7 +135,7 @@ def test_the_cases_are_given_up_once_they_are_copied(tiny: Any, device: str, thr
     )  # fmt: skip
     assert cases.closed
     assert progress == [(1, 3), (2, 3), (3, 3)]
-    assert told == [("gpu cache: 3 cases, 0 MiB on the GPU", "info")]
+    assert told == [("gpu cache: 3 cases, 134 KiB on the GPU", "info")]
     assert filled.volumes.images.dtype == torch.float16
     assert filled.volumes.labels.dtype == torch.uint8
     assert filled.tables._voxels.dtype in (np.int32, np.uint16)
@@ -166,9 +166,9 @@ def test_a_device_without_room_keeps_what_fits_and_says_so(tiny: Any, monkeypatc
     filled = fill(Cases(SHAPES), recipe, torch.device("cpu"), bytes_of(SHAPES), told=lambda *one: told.append(one))
     assert 0 < len(filled.rest) < 3
     (warning,) = [text for text, level in told if level == "warning"]
-    assert "had no room for 0 MiB of volumes when they came" in warning
+    assert "had no room for 241 KiB of volumes when they came" in warning
     assert "the rest streams from pinned memory" in warning
-    assert "of 3 cases (0 MiB) on the GPU, the rest from pinned memory" in told[-1][0]
+    assert "of 3 cases (36 KiB) on the GPU, the rest from pinned memory" in told[-1][0]
     source = ResidentSource(recipe, filled, Order(3, 1, 3), torch.device("cpu"))
     loader = LoaderSource(recipe, Cases(SHAPES), Order(3, 1, 3), torch.device("cpu"), Loading())
     for one, other in islice(zip(loader.batches(0), source.batches(0), strict=False), 4):

@@ -257,18 +257,29 @@ def test_no_good_one_names_all(tmp_path: Path) -> None:
 
 
 FILL = """
-import sys, torch
+import re, sys, torch
 from pathlib import Path
+from fasttrain.checkpoints import write
 from fasttrain.checkpoints import read_checkpoint, write_checkpoint
 from fasttrain.errors import StorageError
 path = Path(sys.argv[1]) / "last.pt"
 write_checkpoint(path, {"weights": torch.ones(1000), "progress": {"step": 1}})
-try:
-    write_checkpoint(path, {"weights": torch.ones(1_000_000), "progress": {"step": 2}})
-except StorageError as error:
-    assert str(path) in str(error) and "bytes free" in str(error), error
-else:
-    raise SystemExit("four megabytes went into one")
+def refused(reason):
+    try:
+        write_checkpoint(path, {"weights": torch.ones(1_000_000), "progress": {"step": 2}})
+    except StorageError as error:
+        told = re.fullmatch(f"{path} cannot be written: {reason}; ([0-9,]+) bytes are needed, ([0-9,]+) are free", str(error))
+        assert told, error
+        needed, free = (int(one.replace(",", "")) for one in told.groups()[-2:])
+        assert 4_000_000 < needed < 4_100_000 and 900_000 < free < 1 << 20, error
+    else:
+        raise SystemExit("four megabytes went into one")
+refused("too little room")
+asked, write.free_bytes = write.free_bytes, lambda folder, reserved=True: 1 << 40 if not hit else asked(folder)
+hit = []
+torch.save, save = lambda *given: (hit.append(1), save(*given)), torch.save
+refused("(No space left on device|the disk took only a part of it)")
+assert hit
 assert read_checkpoint(path)["progress"]["step"] == 1
 assert [each.name for each in path.parent.iterdir()] == ["last.pt"]
 """

@@ -335,7 +335,10 @@ def test_what_was_read_before_a_signal_is_remembered_by_train(mine: Path, tmp_pa
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=30)[1]
     assert process.returncode == 130, told
-    assert told.endswith("fasttrain: stopped while the cases were checked; what was read until then is remembered\n")
+    sentence = (
+        "stopped by Ctrl-C while the cases were checked; what was read until then is remembered; give the command again"
+    )
+    assert told.endswith(f"fasttrain: {sentence}\n")
     assert "Traceback" not in told
     assert not (tmp_path / "run").exists()
     (facts,) = (tmp_path / "cache/checks").iterdir()

@@ -9,8 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from made_trials import MadeTrials
 
+from fasttrain.cli.main import run
+from fasttrain.errors import StorageError
 from fasttrain.recipe import resolve
+from fasttrain.run_folder import RunFolder
+from fasttrain.studies.task import Outcome
 
 SETS = {
     "data.source.cases": 6,
@@ -37,6 +42,18 @@ class Folder:
     def __init__(self, path: Path, data: Path) -> None:
         self.path, self.data = path, data
         self.environment = {**os.environ, "FASTTRAIN_CACHE": str(path / "cache"), "PYTHONPATH": os.getcwd()}
+
+    def here(self, command: str, *more: str, tiny: bool = True) -> int:
+        """The exit code of a command in this very process, for what ends before anything slow."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.path)
+            patch.setenv("FASTTRAIN_CACHE", self.environment["FASTTRAIN_CACHE"])
+            # The process has more to do than this command
+            patch.setattr("fasttrain.cli.run_commands.limit_threads", lambda count: None)
+            patch.setattr("fasttrain.cli.tune_study.limit_threads", lambda count: None)
+            with pytest.raises(SystemExit) as ended:
+                run(self.words(command, *more, tiny=tiny)[3:])
+        return int(ended.value.code or 0)
 
     def words(self, command: str, *more: str, tiny: bool = True) -> list[str]:
         place = ["--data", str(self.data)] if tiny else []
@@ -68,13 +85,19 @@ def test_one_document_has_every_trial_the_choice_and_its_effect(swept: dict, fol
     assert swept["effect"]["learning_rate"] == [0.003, 0.006]
     assert swept["effect"]["steps_per_epoch"] == [3, 3]
     assert swept["validation"]["case"] in ("phantom_004", "phantom_005")
-    assert swept["limit"]["by"] in ("data", "device", "set")
+    assert swept["limit"]["by"] in ("data", "compute", "bandwidth", "kernels", "set")
+    # A product of matrices and a copy, of which no layer can do more than a part
+    assert (
+        "TFLOP/s" in swept["limit"]["why"]
+        or "GFLOP/s" in swept["limit"]["why"]
+        or swept["limit"]["by"] in ("data", "set")
+    )
     assert swept["machine"]["torch"]
     tune = folder.path / "swept" / "tune"
     assert (tune / "batch.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tune / "lock.json").read_text())["settings"] == {"training.batch_size": 4}
     # Nothing was trained
-    assert sorted(one.name for one in (folder.path / "swept").iterdir()) == ["tune"]
+    assert sorted(one.name for one in (folder.path / "swept").iterdir()) == ["run.lock", "tune"]
 
 
 def test_train_uses_what_was_tuned_and_a_resume_keeps_it(swept: dict, folder: Folder) -> None:
@@ -95,10 +118,13 @@ def test_train_uses_what_was_tuned_and_a_resume_keeps_it(swept: dict, folder: Fo
         (["--set", "training.batch_size=3"], "--set training.batch_size and --tuned both decide it"),
     ],
 )
-def test_a_changed_recipe_is_refused_with_the_reason(swept: dict, folder: Folder, more: list[str], said: str) -> None:
-    answer = folder.call("train", "--tuned", "--run", "refused", *more)
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert said in answer.stderr
+def test_a_changed_recipe_is_refused_with_the_reason(
+    swept: dict, folder: Folder, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folder.here("train", "--tuned", "--run", "refused", *more) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
     assert not (folder.path / "refused").exists()
 
 
@@ -125,6 +151,12 @@ def test_ctrl_c_keeps_the_table_so_far(folder: Folder) -> None:
     assert process.stderr is not None
     while "patches/s" not in process.stderr.readline():
         assert process.poll() is None
+    # Written after each trial, for whoever kills the process outright
+    tune = folder.path / "stopped" / "tune"
+    while not (tune / "table.json").exists():
+        time.sleep(0.005)
+    kept = json.loads((tune / "table.json").read_text())
+    assert (kept["status"], len(kept["trials"])) == ("running", 1)
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
     out, err = process.communicate(timeout=60)
@@ -133,25 +165,8 @@ def test_ctrl_c_keeps_the_table_so_far(folder: Folder) -> None:
     assert out.splitlines()[0].startswith("batch  patches/s")
     assert "the recipe's own" in out
     assert "stopped; the table holds what was measured until then" in err
-    tune = folder.path / "stopped" / "tune"
     assert len(json.loads((tune / "table.json").read_text())["trials"]) >= 1
     assert not (tune / "lock.json").exists()
-
-
-def test_a_trial_that_fails_ends_the_sweep_with_its_log(folder: Folder) -> None:
-    # What a plan refuses is found out in a trial
-    answer = folder.call("tune-batch", "--run", "failed", "--set", "acceleration.amp=fp16")
-    assert answer.returncode == 4
-    assert "the trial of batch 2 failed: acceleration.amp: fp16 needs a GPU" in answer.stderr
-    log = answer.stderr.rpartition("its log is ")[2].strip()
-    assert "fp16 needs a GPU" in (folder.path / log).read_text()
-
-
-def test_faulty_data_is_exit_3(folder: Folder, tmp_path: Path) -> None:
-    answer = folder.call("tune-batch", "--run", "faulty", "-r", "hippocampus", "--data", str(tmp_path), tiny=False)
-    assert answer.returncode == 3
-    assert str(tmp_path) in answer.stderr
-    assert "Traceback" not in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -171,17 +186,94 @@ def test_faulty_data_is_exit_3(folder: Folder, tmp_path: Path) -> None:
         (["train", "-r", "demo", "--tuned"], "--tuned: nothing was tuned on this machine yet"),
     ],
 )  # fmt: skip
-def test_usage_faults(tmp_path: Path, words: list[str], said: str) -> None:
+def test_usage_faults(tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     empty = Folder(tmp_path, tmp_path)
-    answer = empty.call(*words, tiny=False)
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert said in answer.stderr
+    assert empty.here(*words, tiny=False) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_holds_a_run_is_refused(folder: Folder) -> None:
+def test_a_folder_that_holds_a_run_or_is_in_use_is_refused(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     (folder.path / "held").mkdir()
     (folder.path / "held" / "recipe.yaml").write_text("name: x\n")
-    answer = folder.call("tune-batch", "--run", "held")
-    assert answer.returncode == 2
-    assert "already holds a run" in answer.stderr
+    assert folder.here("tune-batch", "--run", "held") == 2
+    assert "already holds a run" in capsys.readouterr().err
+    other = RunFolder(folder.path / "used")
+    other.path.mkdir()
+    other.claim()
+    try:
+        assert folder.here("tune-batch", "--run", "used") == 6
+    finally:
+        other.release()
+    assert "is in use by" in capsys.readouterr().err
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Has a study in this process ask made trials, and gives the folder it runs in."""
+
+    def asked(**change: object) -> Folder:
+        def server(place: Path, *_: object) -> MadeTrials:
+            place.mkdir(parents=True)
+            return MadeTrials(**change)
+
+        monkeypatch.setattr("fasttrain.studies.trials.TrialServer", server)
+        return Folder(tmp_path, tmp_path)
+
+    return asked
+
+
+def test_a_failure_keeps_the_table_and_gives_a_script_one_document(made, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = Outcome("failed", faults=("SIGKILL ended its process",), exit_code=4, log="batch-4.log")
+    folder = made(**{"batch-4": fault})
+    assert folder.here("tune-batch", "-r", "demo", "--run", "one", "--json", tiny=False) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert document["faults"] == ["the trial of batch 4 failed: SIGKILL ended its process; its log is batch-4.log"]
+    table = json.loads((folder.path / "one" / "tune" / "table.json").read_text())
+    assert (table["status"], table["exit_code"], [row["batch_size"] for row in table["trials"]]) == ("failed", 4, [2])
+    assert folder.here("tune-batch", "-r", "demo", "--run", "two", tiny=False) == 4
+    assert "the recipe's own" in capsys.readouterr().out
+
+
+def test_a_cache_folder_that_fills_up_meanwhile_ends_with_6_and_shows_the_table(
+    made, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made()
+
+    def full(*_: object) -> None:
+        raise StorageError("cache/tuned/demo.json cannot be written: No space left on device (0 bytes free)")
+
+    monkeypatch.setattr("fasttrain.studies.lock.write_lock", full)
+    assert folder.here("tune-batch", "-r", "demo", "--run", "one", tiny=False) == 6
+    out, err = capsys.readouterr()
+    assert "← chosen" in out
+    assert "No space left on device" in err
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told_before_any_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert Folder(tmp_path, tmp_path).here("tune-batch", "-r", "demo", "--run", "one", tiny=False) == 6
+    assert "cache/tuned cannot be written: Not a directory; set FASTTRAIN_CACHE" in capsys.readouterr().err
+    assert not (tmp_path / "one").exists()
+
+
+def test_two_that_begin_in_one_second_take_two_folders(made, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made()
+    (folder.path / "runs" / "demo-1").mkdir(parents=True)
+    # Both looked before either had made its own
+    places = [folder.path / "runs" / "demo-1", folder.path / "runs" / "demo-1-2"]
+    monkeypatch.setattr("fasttrain.cli.tune_study.new_run_path", lambda name: places.pop(0))
+    assert folder.here("tune-batch", "-r", "demo", tiny=False) == 0
+    assert list((folder.path / "runs" / "demo-1").iterdir()) == []
+    assert (folder.path / "runs" / "demo-1-2" / "tune" / "lock.json").exists()
+
+
+def test_faulty_data_is_exit_3(made, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(look=Outcome("failed", faults=("a.nii.gz: unreadable", "b.nii.gz: unreadable"), exit_code=3))
+    assert folder.here("tune-batch", "-r", "demo", "--run", "one", tiny=False) == 3
+    assert capsys.readouterr().err == "fasttrain: a.nii.gz: unreadable\nfasttrain: b.nii.gz: unreadable\n"
+    assert not (folder.path / "one" / "tune" / "table.json").exists()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasttrain.cli.figures import duration_text, loss_text, one_line, rate_text, scientific_text, score_text
+from fasttrain.cli.figures import duration_text, hours_text, loss_text, one_line, rate_text, scientific_text, score_text
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,12 @@ def test_durations_of_days(days: float, text: str) -> None:
 )
 def test_losses(loss: float, text: str) -> None:
     assert loss_text(loss) == text
+
+
+def test_hours_and_their_cost() -> None:
+    assert hours_text(None, None) is None
+    assert hours_text(0.75, None) == "in all 45 min"
+    assert hours_text(3.2, 7.999) == "in all 3 h 12 min, 8.00 USD"
 
 
 def test_other_figures() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,27 @@ def test_the_last_line_tells_how_it_ended_and_how_to_go_on() -> None:
     ]
     failed = RunEnded("failed", None, 5, None, None, None, 3.0, "runs/x")
     assert lines_of(failed) == ["failed (exit code 5) after 3 s: no score yet; run folder runs/x"]
+
+
+def test_what_the_whole_takes_and_costs_stands_beside_what_is_left() -> None:
+    (line,) = lines_of(replace(EPOCH, projected_hours=1.5, projected_cost=3.75))
+    assert "left 2 min  in all 1 h 30 min, 3.75 USD" in line
+    (line,) = lines_of(replace(EPOCH, projected_hours=1.5))
+    assert "in all 1 h 30 min" in line
+    assert "USD" not in line
+
+
+def test_the_end_says_what_all_attempts_took_where_that_is_news() -> None:
+    assert lines_of(replace(DONE, run_hours=242 / 3600)) == lines_of(DONE)
+    (line,) = lines_of(replace(DONE, run_hours=3.0, run_cost=7.5))
+    assert line.startswith("done after 4 min, in all 3 h 00 min, 7.50 USD: best dice 0.8837")
+    (line,) = lines_of(replace(STOPPED, run_hours=3.0))
+    assert "after 30 s, in all 3 h 00 min: " in line
+
+
+def test_limits_are_told_at_the_start() -> None:
+    lines = lines_of(replace(STARTED, limits="ends at the latest by --max-hours 2"))
+    assert "ends at the latest by --max-hours 2" in lines
 
 
 def test_a_whole_run_has_no_control_codes_and_few_lines() -> None:

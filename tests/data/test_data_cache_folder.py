@@ -47,22 +47,23 @@ def test_the_users_folder_where_it_is_kept_else_beside_the_runs() -> None:
 def test_what_is_kept_is_told_by_the_deepest_mount(tmp_path: Path) -> None:
     spaced = tmp_path / "a b"
     spaced.mkdir()
-    pod = "overlay / overlay rw 0 0\n"
+    pod = "27 1 0:21 / / rw,relatime - overlay overlay rw,lowerdir=/a\n"
+    disk = "27 1 254:0 / / rw,relatime shared:1 master:2 - ext4 /dev/sda rw\n"
     assert not is_kept(tmp_path, pod)
-    assert is_kept(tmp_path, "/dev/sda / ext4 rw 0 0\n")
+    assert is_kept(tmp_path, disk)
     escaped = str(spaced.resolve()).replace(" ", "\\040")
-    volume = pod + f"/dev/sdb {escaped} xfs rw 0 0\n"
+    volume = pod + f"90 27 8:17 /data {escaped} rw - xfs /dev/sdb rw\n"
     assert is_kept(spaced / "not" / "yet" / "there", volume)
     assert not is_kept(tmp_path, volume)
-    assert not is_kept(spaced, volume + f"tmpfs {escaped} tmpfs rw 0 0\n")  # mounted over it
-    assert is_kept(tmp_path, "damaged\n\n")
+    assert not is_kept(spaced, volume + f"91 27 0:40 / {escaped} rw - tmpfs tmpfs rw\n")  # mounted over it
+    assert is_kept(tmp_path, "damaged\n\n27 1 0:21 / / rw overlay overlay rw\n - \n")
     link = tmp_path / "link"
     link.symlink_to(spaced)
     assert is_kept(link, volume)
 
 
 def test_what_cannot_be_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = "/dev/sda / ext4 rw 0 0\n"
+    disk = "27 1 254:0 / / rw,relatime - ext4 /dev/sda rw\n"
     assert is_kept(tmp_path / "new", disk)
     monkeypatch.setattr(os, "access", lambda folder, mode: folder != tmp_path)  # root may write anywhere
     assert not is_kept(tmp_path / "new", disk)

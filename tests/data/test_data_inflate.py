@@ -37,9 +37,9 @@ def inflated() -> Iterator[list[str]]:
         IsalError = isal_zlib.IsalError
 
         @staticmethod
-        def decompress(*arguments: Any) -> bytes:
+        def decompressobj(*arguments: Any) -> Any:
             asked.append("isal")
-            return isal_zlib.decompress(*arguments)  # type: ignore[no-any-return]
+            return isal_zlib.decompressobj(*arguments)
 
     former, inflate.isal_zlib = inflate.isal_zlib, Counting
     yield asked
@@ -99,8 +99,76 @@ def test_what_is_wrong_is_told_in_the_words_of_zlib(tmp_path: Path, packed: byte
     wrong[-1] ^= 0x01
     assert "is damaged: gzip says" in assert_same(path, bytes(wrong))[0]
     assert "7 bytes follow the end" in assert_same(path, packed + b"garbage")[0]
-    # Bytes that claim the very length, so that it is inflated at once, are not looked at by either
-    assert np.array_equal(assert_same(path, packed + packed[-4:]), VALUES)
+    assert "gzip says 1 byte follows the end" in assert_same(path, packed + b"g")[0]
+
+
+def flipped(blob: bytes, place: int) -> bytes:
+    return blob[:place] + bytes([blob[place] ^ 0x10]) + blob[place + 1 :]
+
+
+def test_what_follows_a_sound_member_is_looked_at_where_it_claims_the_very_length(
+    tmp_path: Path, packed: bytes
+) -> None:
+    path, middle = tmp_path / "a.nii.gz", len(packed) // 2
+    for behind, fault in (
+        (packed[-4:], "4 bytes follow the end"),
+        (packed[-8:], "8 bytes follow the end"),
+        (b"junk" * 5000 + packed[-4:], "20,004 bytes follow the end"),
+        (flipped(packed, middle), "is damaged: gzip says"),
+        (flipped(packed, len(packed) - 6), "incorrect data check"),
+        (packed[:middle] + packed[-8:], "is damaged: gzip says"),
+        (packed[:20] + packed[-8:], "is damaged: gzip says"),
+        (packed + b"junk" + packed[-4:], "8 bytes follow the end"),
+    ):
+        assert fault in assert_same(path, packed + behind)[0]
+    # Sound members behind it, of the very length or none, are no fault
+    for behind in (packed, gzip.compress(b""), packed + gzip.compress(b""), bytes(4)):
+        assert np.array_equal(assert_same(path, packed + behind), VALUES)
+
+
+NAME, EXTRA, COMMENT = 8, 4, 16
+
+
+def with_gzip_header(packed: bytes, flags: int, between: bytes) -> bytes:
+    """The one member with more in its own header, behind the ten bytes that each has."""
+    assert packed[3] == 0
+    return packed[:3] + bytes([flags]) + packed[4:10] + between + packed[10:]
+
+
+def test_voxels_that_begin_far_into_the_file_are_found(tmp_path: Path, packed: bytes) -> None:
+    path, empty = tmp_path / "a.nii.gz", gzip.compress(b"", mtime=0)
+    plain = gzip.decompress(packed)
+    long_name, extra = b"n" * 20_000 + b"\0", b"\xff\xff" + b"x" * 0xFFFF
+    for blob in (
+        empty + packed,
+        empty * 900 + packed,
+        empty + bytes(9000) + packed,
+        gzip.compress(plain[:100]) + gzip.compress(plain[100:]),
+        b"".join(gzip.compress(plain[at : at + 1], 0) for at in range(600)) + gzip.compress(plain[600:]),
+        with_gzip_header(packed, NAME, long_name),
+        with_gzip_header(packed, EXTRA, extra),
+        with_gzip_header(packed, EXTRA | NAME | COMMENT, extra + long_name * 2),
+    ):
+        assert np.array_equal(assert_same(path, blob), VALUES)
+        alone = tmp_path / "b.nii.gz"
+        alone.write_bytes(blob)
+        assert read_header(alone).shape == VALUES.shape
+
+
+def test_a_beginning_without_an_end_is_one_sentence(tmp_path: Path, packed: bytes) -> None:
+    path, empty = tmp_path / "a.nii.gz", gzip.compress(b"", mtime=0)
+    for blob, fault in (
+        (empty, "is not a NIfTI file"),
+        (empty * 900, "is not a NIfTI file"),
+        (empty + b"junk" * 5000, "20,000 bytes follow the end"),
+        (empty + packed[:300], "end too early"),
+        (packed[:3] + bytes([NAME]) + packed[4:10] + b"n" * 50_000, "end too early"),
+        (empty + flipped(packed, 300), "is damaged: gzip says"),
+    ):
+        assert fault in assert_same(path, blob)[0]
+    path.write_bytes(empty * 900)
+    with pytest.raises(DataError, match="is not a NIfTI file"):
+        read_header(path)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -245,7 +245,7 @@ def test_filling_and_clearing_at_once_end_well(cases: tuple[Case, ...], tmp_path
     clearer = threading.Thread(target=keep_clearing)
     clearer.start()
     try:
-        for _ in range(15):
+        for _ in range(5):
             for kind in STORED:
                 source, _, warnings = opened_with_lines(kind, cases, Preprocess(RECIPE), tmp_path / "cache")
                 assert warnings == []

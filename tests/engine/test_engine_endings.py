@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel as nib
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 from fasttrain import train
 from fasttrain.engine.failures import explained, explaining
 from fasttrain.engine.run import prepare, resume
+from fasttrain.engine.step import Precision
 from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.trainer import cures
 from fasttrain.errors import DataError, DivergedError, MachineError, OutOfMemoryError, RecipeError
 from fasttrain.run_folder import RunFolder, newest_unfinished
 from fasttrain.telemetry.events import Event, RunEnded, StepLogged
@@ -40,10 +43,42 @@ def test_a_run_shorter_than_the_rule_that_only_gave_nan_is_no_success(epochs: in
     recipe = tiny(
         training__epochs=epochs, optimizer={"kind": "sgd", "learning_rate": 1e30}, schedule={"kind": "constant"}
     )
-    with pytest.raises(DivergedError, match="steps were not finite; lower optimizer.learning_rate"):
+    with pytest.raises(DivergedError, match=r"steps were not finite.*; lower optimizer.learning_rate"):
         train(recipe, data=phantoms, run=run, device="cpu")
     assert summary(run)["exit_code"] == 7
     assert summary(run)["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("amp", "cures"),
+    [
+        ("off", "lower optimizer.learning_rate or lengthen schedule.warmup"),
+        ("bf16", "lower optimizer.learning_rate, lengthen schedule.warmup, or set acceleration.amp: off"),
+    ],
+)
+def test_a_run_that_diverges_is_told_what_it_does_not_do_already(
+    amp: str, cures: str, tiny, phantoms: Path, tmp_path: Path
+) -> None:
+    recipe = tiny(
+        training__epochs=1,
+        optimizer={"kind": "sgd", "learning_rate": 1e30},
+        schedule={"kind": "constant"},
+        acceleration__amp=amp,
+    )
+    with pytest.raises(DivergedError) as caught:
+        train(recipe, data=phantoms, run=tmp_path / "run", device="cpu")
+    assert f"; {cures};" in f"{caught.value};"
+
+
+@pytest.mark.parametrize(("capability", "better"), [((9, 0), "bf16"), ((7, 5), "off")])
+def test_fp16_that_diverges_is_sent_to_what_the_card_has(
+    capability: tuple[int, int], better: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    step = SimpleNamespace(
+        precision=Precision("cuda", torch.float16, None), last_loss=SimpleNamespace(device=torch.device("cuda"))
+    )
+    assert cures(step).endswith(f"or set acceleration.amp: {better}")
 
 
 def test_a_sound_run_of_one_epoch_is_a_success(tiny, phantoms: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fasttrain.checkpoints import read_checkpoint
 from fasttrain.engine.failures import explaining
 from fasttrain.engine.fit import Fit
 from fasttrain.engine.run import RunResult, resume
+from fasttrain.engine.saving import Saver
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DivergedError, MachineError, RecipeError, StorageError
 from fasttrain.telemetry.events import CheckpointSaved, EpochEnded, Event, StepLogged, ValidationFigures
@@ -116,12 +117,23 @@ def test_rows_of_a_crashed_run_that_no_checkpoint_knows_go(
     assert losses(run) == losses(whole_run.run)
 
 
+def crash_before_saving(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """At the end of that epoch, when its row is written."""
+    save = Saver.save_epoch
+
+    def crashing(saver: Saver, *given: bool) -> None:
+        if saver.state.progress.epoch == epoch:
+            crash()
+        save(saver, *given)
+
+    monkeypatch.setattr(Saver, "save_epoch", crashing)
+
+
 def test_a_crash_between_a_row_and_its_checkpoint_writes_no_row_twice(
-    tiny, phantoms, whole_run, tmp_path: Path
+    tiny, phantoms, whole_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     before_the_row = When(lambda event: isinstance(event, EpochEnded) and event.epoch == 3, crash)
-    after_the_row = When(lambda event: isinstance(event, CheckpointSaved) and event.epoch == 3, crash)
     with pytest.raises(RuntimeError, match="the power went"):
         train(
             tiny(output__checkpoint_every="7 steps"), data=phantoms, run=run, device="cpu", observers=[before_the_row]
@@ -130,21 +142,27 @@ def test_a_crash_between_a_row_and_its_checkpoint_writes_no_row_twice(
     assert rows(run) == rows(whole_run.run)
     assert losses(run) == losses(whole_run.run)
     other = tmp_path / "other"
-    with pytest.raises(RuntimeError, match="the power went"):
-        train(tiny(output__keep_every=3), data=phantoms, run=other, device="cpu", observers=[after_the_row])
+    with monkeypatch.context() as patch:
+        crash_before_saving(patch, 3)
+        with pytest.raises(RuntimeError, match="the power went"):
+            train(tiny(), data=phantoms, run=other, device="cpu")
     assert [row["epoch"] for row in rows(other)] == [1, 2, 3]
+    assert read_checkpoint(other / "checkpoints/last.pt")["progress"]["epoch"] == 2
     resume(other)
     assert rows(other) == rows(whole_run.run)
 
 
-def test_the_row_of_an_epoch_that_the_checkpoint_has_open_is_written_anew(tiny, phantoms, whole_run, tmp_path) -> None:
+def test_the_row_of_an_epoch_that_the_checkpoint_has_open_is_written_anew(
+    tiny, phantoms, whole_run, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped on an epoch's last step; the resume writes its row and crashes before `last` knows that it is closed."""
     run, stop = tmp_path / "run", StopRequest()
     watcher = When(at_step(5), lambda: stop.ask("a test", 143))
     train(tiny(), data=phantoms, run=run, device="cpu", observers=[watcher], stop=stop)
-    first_checkpoint = When(lambda event: isinstance(event, CheckpointSaved), crash)
-    with pytest.raises(RuntimeError, match="the power went"):
-        resume(run, observers=[first_checkpoint])
+    with monkeypatch.context() as patch:
+        crash_before_saving(patch, 1)
+        with pytest.raises(RuntimeError, match="the power went"):
+            resume(run)
     assert [row["step"] for row in rows(run)] == [5]
     assert read_checkpoint(run / "checkpoints/last.pt")["progress"]["step_in_epoch"] == 5
     resume(run)
@@ -211,7 +229,7 @@ def test_a_state_that_is_not_finite_is_never_saved(tiny, phantoms: Path, tmp_pat
             )
     finally:
         patch.undo()
-    assert any("not renewed: a weight is not finite" in text for text in heard)
+    assert any("not renewed, since a weight is not finite" in text for text in heard)
     state = read_checkpoint(tmp_path / "run/checkpoints/last.pt")
     assert state["progress"]["step"] == 5
     assert all(torch.isfinite(tensor).all() for tensor in state["network"].values())
@@ -314,6 +332,12 @@ def test_a_resume_with_another_optimizer_is_refused(
     watcher = When(at_step(2), lambda: stop.ask("a test", 143))
     train(tiny(optimizer={"kind": kind}), data=phantoms, run=run, device="cpu", observers=[watcher], stop=stop)
     (run / "recipe.yaml").write_text(tiny(optimizer={"kind": other}).as_yaml())
+    with pytest.raises(RecipeError, match=f"optimizer.kind: a run that goes on keeps it at {kind}, found {other}"):
+        resume(run)
+    # Of a run that keeps no copy of its recipe, the checkpoint itself tells
+    plan = json.loads((run / "plan.json").read_text())
+    del plan["recipe"]
+    (run / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(RecipeError, match=r"last.pt holds the state of another optimizer.*optimizer.kind"):
         resume(run)
 

@@ -193,6 +193,8 @@ def test_an_ensemble_is_the_mean_of_its_networks(tiny: Callable) -> None:
 class ShortOfMemory(nn.Module):
     """Runs out of memory in some of its calls."""
 
+    error: Exception = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
     def __init__(self, network: nn.Module, fails_in: set[int]) -> None:
         super().__init__()
         self.network = network
@@ -202,7 +204,7 @@ class ShortOfMemory(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         self.calls += 1
         if self.calls in self.fails_in:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+            raise self.error
         result: Tensor = self.network(image)
         return result
 
@@ -230,6 +232,27 @@ def test_where_memory_runs_out_sums_go_to_the_host_once_and_the_scores_are_the_s
     predictor.network.fails_in = {predictor.network.calls + 2}
     with pytest.raises(torch.OutOfMemoryError):
         validator.run(StopRequest(), silent)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_memory"),
+    [("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True), ("CUDA error: an illegal memory access was encountered", False)],
+)
+def test_a_librarys_want_of_memory_counts_too_and_no_other_error_does(
+    tiny: Callable, text: str, is_memory: bool
+) -> None:
+    recipe = tiny(validation__grid="preprocessed", validation__window={"batch_size": 2}).recipe
+    source, network = Made(recipe), ShortOfMemory(network_of(recipe), {2})
+    network.error = RuntimeError(text)
+    predictor = Predictor(network, recipe, PLAIN, OTHER)
+    predictor.warn = lambda text: None
+    validator = Validator(predictor, source, source.cases, recipe, keep_labels=False)
+    if is_memory:
+        validator.run(StopRequest(), silent)
+        assert predictor.stitch_device == CPU
+    else:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            validator.run(StopRequest(), silent)
 
 
 def test_volumes_that_stay_on_the_device_are_read_once(tiny: Callable) -> None:

@@ -24,6 +24,7 @@ from fasttrain.machine import hardware as hardware_module
 from fasttrain.machine.hardware import GIB, Hardware, survey
 from fasttrain.recipe import Recipe
 from fasttrain.telemetry.events import Event, StepLogged
+from fasttrain.wording import size_in_memory
 
 CPU = Hardware("cpu", "a CPU", 6, 8.0)
 LIMITED = replace(CPU, memory_bound="the cgroup's limit")
@@ -52,7 +53,7 @@ def test_memory_then_disk_then_smart_then_nothing(tiny, disk) -> None:
     kind, why = choose_cache(recipe, LIMITED, sized(recipe, 6.0))
     assert kind == "disk"
     assert why.startswith(
-        "memory would need about 6.0 GiB (6.0 GiB of volumes, 0 MiB of batches), more than 70% of 8.0 GiB free"
+        "memory would need about 6.0 GiB (6.0 GiB of volumes, 40 KiB of batches), more than 70% of 8.0 GiB free"
     )
     assert "bounded by the cgroup's limit; the disk of" in why
     assert why.endswith("has 1000.0 GiB free")
@@ -113,12 +114,29 @@ def test_a_kind_that_cannot_fit_is_refused_with_two_remedies(tiny, disk) -> None
         choose_cache(recipe, LIMITED, sized(recipe, 9.0))
     assert caught.value.exit_code == 5
     assert str(caught.value) == (
-        "data.cache.kind: memory needs about 9.0 GiB (9.0 GiB of volumes, 0 MiB of batches) and 8.0 GiB are free, bounded by "
+        "data.cache.kind: memory needs about 9.0 GiB (9.0 GiB of volumes, 40 KiB of batches) and 8.0 GiB are free, bounded by "
         "the cgroup's limit; set data.cache.kind: disk (or auto), or raise the container's memory limit"
     )
     assert choose_cache(recipe, CPU, sized(recipe, 7.9))[0] == "memory"
+    # What reads alike gets the decimals that tell it apart
+    with pytest.raises(
+        OutOfMemoryError, match=r"needs about 8\.01 GiB \(8.0 GiB of .*\) and 8\.00 GiB are free, bounded by"
+    ):
+        choose_cache(recipe, LIMITED, sized(recipe, 8.01))
+    with pytest.raises(
+        OutOfMemoryError, match=r"needs about 840 KiB \(800 KiB of volumes, 40 KiB of batches\) and 512 KiB are"
+    ):
+        choose_cache(recipe, replace(LIMITED, memory_free_gib=2**-11), sized(recipe, 800 / (1 << 20)))
     disk(2)
     recipe = tiny(data__cache__kind="disk").recipe
+    with pytest.raises(
+        StorageError, match=r"needs about 2\.01 GiB and the disk of .* has 2\.00 GiB free; free some with"
+    ):
+        choose_cache(recipe, CPU, sized(recipe, 2.01))
+    disk(2**-12)
+    with pytest.raises(StorageError, match=r"needs about 320 KiB and the disk of .* has 256 KiB free; free some with"):
+        choose_cache(recipe, CPU, sized(recipe, 320 / (1 << 20)))
+    disk(2)
     with pytest.raises(StorageError, match=r"needs about 3.0 GiB and the disk of .* has 2.0 GiB free; free some with"):
         choose_cache(recipe, CPU, sized(recipe, 3.0))
     assert choose_cache(recipe, CPU, sized(recipe, 1.9))[0] == "disk"
@@ -148,10 +166,9 @@ def test_the_plan_counts_the_largest_case_that_is_validated(tiny, phantoms: Path
     assert prepared.plan.sizes.largest_case_bytes == largest > 0
     (why,) = [one.reason for one in prepared.plan.decisions if one.name == "cache"]
     voxels = largest // 5
-    shown = f"{4 * voxels * (1 + 2 * (recipe.data.class_count + 1)) / (1 << 20):.0f} MiB of validation"
-    assert shown in why
-    assert not shown.startswith("0 MiB")
-    assert f"of {prepared.hardware.memory_free_gib:.1f} GiB free, bounded by" in why
+    assert f"{size_in_memory(4 * voxels * (1 + 2 * (recipe.data.class_count + 1)))} of validation" in why
+    assert "0 bytes" not in why
+    assert f"of {size_in_memory(prepared.hardware.memory_free_gib * GIB)} free, bounded by" in why
 
 
 def test_smart_that_was_not_taken_says_why(tiny, disk) -> None:

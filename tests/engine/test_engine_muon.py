@@ -71,6 +71,55 @@ def test_other_weights_go_by_adamw() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("saved_at", [None, 2, 5], ids=["unbroken", "saved before", "saved after"])
+@pytest.mark.parametrize("left_out", [(), (1, 6)], ids=["all steps", "steps left out"])
+def test_a_weight_whose_gradient_comes_late_goes_by_its_own_updates(
+    saved_at: int | None, left_out: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of four weights with gradients in steps of its own moves as an AdamW of its own would move it."""
+    torch.manual_seed(0)
+    steps = {0: range(9), 1: range(4, 9), 2: (0, 1, 5, 7), 3: range(9)}
+    ours = [nn.Parameter(torch.randn(7)) for _ in steps]
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
+    settings = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    optimizer, others = Muon(ours, **settings), [torch.optim.AdamW([weight], **settings) for weight in theirs]
+    # The order in a group is not that of the first gradients
+    optimizer.param_groups[0]["params"].reverse()
+    parts, genuine = [], Muon._adapt
+    monkeypatch.setattr(Muon, "_adapt", lambda *given: parts.append(len(given[1].weights)) or genuine(*given))
+    for step in range(9):
+        if step == saved_at:
+            again = Muon(ours, **settings)
+            again.param_groups[0]["params"].reverse()
+            again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizer = again
+        optimizer.found_inf = torch.tensor(float(step in left_out))
+        for number, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+            own.grad = torch.randn(7) if step in steps[number] else None
+            other.grad = None if own.grad is None else own.grad.clone()
+            if step not in left_out:
+                others[number].step()
+        optimizer.step()
+        for own, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-7)
+    assert sum(parts) == sum(map(len, steps.values()))
+    # Those with gradients in the same steps go together
+    assert parts[:4] == [3, 3, 2, 2]
+    assert parts.count(2) >= 7
+
+
+def test_weights_with_gradients_in_every_step_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, parts, genuine = network(), [], Muon._adapt
+    optimizer = Muon(net.parameters())
+    monkeypatch.setattr(Muon, "_adapt", lambda *given: parts.append(len(given[1].weights)) or genuine(*given))
+    for step in range(3):
+        with_gradients(net)
+        optimizer.found_inf = torch.tensor(float(step == 1))
+        optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert parts == [sum(not is_filter(parameter) for parameter in net.parameters())] * 3
+
+
 def test_what_is_a_filter() -> None:
     assert is_filter(torch.zeros(16, 1, 3, 3, 3))
     assert is_filter(torch.zeros(8, 8, 1, 1))
@@ -140,12 +189,22 @@ def test_weights_without_a_gradient_stay() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("flag", [None, 0.0, 1.0])
-def test_recorded_steps_are_the_steps(flag: float | None) -> None:
+def test_recorded_steps_are_the_steps(flag: float | None, late: bool) -> None:
     nets = [with_gradients(network("cuda")) for _ in range(2)]
     for one, other in zip(*(net.parameters() for net in nets), strict=True):
         other.grad = one.grad.clone()
     plain, recorded = (Muon(net.parameters(), lr=1e-2, weight_decay=0.1) for net in nets)
+    if late:
+        # Norms and biases of the first layers have had a step more than the head
+        for net, optimizer in zip(nets, (plain, recorded), strict=True):
+            kept = [(parameter, parameter.grad) for parameter in net[-1].parameters()]
+            for parameter, _ in kept:
+                parameter.grad = None
+            optimizer.step()
+            for parameter, gradient in kept:
+                parameter.grad = gradient
     if flag is not None:
         plain.found_inf = recorded.found_inf = torch.full((), flag, device="cuda")
     stream = torch.cuda.Stream()

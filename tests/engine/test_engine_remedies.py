@@ -1,5 +1,6 @@
 """Memory that ran out on a GPU: the phase, what each held, and two settings that would fit, by made figures and on a GPU."""
 
+import gc
 import json
 import re
 from dataclasses import replace
@@ -213,6 +214,9 @@ def test_memory_that_runs_out_on_a_gpu_names_phase_peaks_and_settings_that_do_fi
         with pytest.raises(OutOfMemoryError) as caught:
             train(tiny(training__batch_size=batch, **common), data=phantoms, run=tmp_path / "run", device="cuda")
         told = str(caught.value)
+        # The frames of the failed run hold its tensors
+        del caught
+        gc.collect()
         assert re.search(r"ran out of memory in the first step when .* more were asked for: it held at most", told)
         found = re.search(r"training.batch_size=(\d+) with training.accumulate=(\d+)", told)
         assert found is not None, told
@@ -226,14 +230,32 @@ def test_memory_that_runs_out_on_a_gpu_names_phase_peaks_and_settings_that_do_fi
                 train(tiny(**settings), data=phantoms, run=tmp_path / f"fits{attempt}", device="cuda")
                 break
             except OutOfMemoryError as error:
-                again = re.search(r"training.batch_size=(\d+) with training.accumulate=(\d+)", str(error))
-                assert again is not None
-                settings |= {"training__batch_size": int(again[1]), "training__accumulate": int(again[2])}
-                torch.cuda.empty_cache()
+                told = str(error)
+            again = re.search(r"training.batch_size=(\d+) with training.accumulate=(\d+)", told)
+            assert again is not None, told
+            settings |= {"training__batch_size": int(again[1]), "training__accumulate": int(again[2])}
+            gc.collect()
+            torch.cuda.empty_cache()
         else:
             pytest.fail("no batch that was named did fit")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+def test_a_share_of_the_card_is_all_that_is_planned_with() -> None:
+    from fasttrain.machine.hardware import survey
+
+    torch.cuda.empty_cache()
+    whole = survey("cuda").gpu_free_gib
+    try:
+        torch.cuda.set_per_process_memory_fraction(1 / 16)
+        share = survey("cuda").gpu_free_gib
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert whole is not None
+    assert share is not None
+    assert 0 < share <= torch.cuda.get_device_properties(0).total_memory / 16 / GIB < whole
 
 
 @pytest.mark.gpu
@@ -248,6 +270,9 @@ def test_a_measured_step_that_does_not_fit_names_a_batch_that_does(tiny) -> None
             tiny(training__batch_size=1 << 20, acceleration__activation_checkpointing="off").recipe, hardware, None
         )
     told = str(caught.value)
+    del caught
+    gc.collect()
+    torch.cuda.empty_cache()
     assert told.startswith(f"{MEASURING}: 1,048,576 patches of [16, 16, 16] do not fit into")
     found = re.search(r"training.batch_size=(\d+) with training.accumulate", told)
     assert found is not None, told

@@ -59,7 +59,7 @@ def test_shared_memory_that_takes_nothing_means_threads(options: str, phantoms: 
     script = training(phantoms, run, training__epochs=1, data__workers=2, data__cache__kind="none")
     plan = finished(run_with(script, shared_memory(options), namespace=True), run)
     assert (plan["workers"][0], plan["worker_kind"][0]) == ("2", "thread")
-    assert "/dev/shm, which has 0.0 MB free" in plan["worker_kind"][1]
+    assert "/dev/shm, which has 0 bytes free" in plan["worker_kind"][1]
 
 
 @pytest.fixture(scope="module")

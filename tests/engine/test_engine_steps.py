@@ -87,6 +87,23 @@ def test_two_accumulated_batches_are_one_of_twice_the_size(spec) -> None:
         assert torch.allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.kind)
+def test_a_short_step_weighs_its_batches_by_their_samples(spec) -> None:
+    """Two and one of them, in a step that otherwise takes four batches of two."""
+    one, two = network(norm=False), network(norm=False)
+    first, second = batch(1), batch(2, count=1)
+    both = Batch(torch.cat([first.image, second.image]), torch.cat([first.label, second.label]), (), ())
+    whole = step_of(one, spec)(iter([both]), 1e-2)
+    step = step_of(two, spec, accumulate=4)
+    assert float(step.short([first, second], 1e-2)) == pytest.approx(float(whole), abs=1e-6)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    # The next one is whole again
+    batches = iter([batch(seed) for seed in range(3, 8)])
+    step(batches, 1e-2)
+    assert torch.equal(next(batches).image, batch(7).image)
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.kind)
 def test_a_step_that_is_not_finite_changes_nothing(spec, value: float) -> None:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from fake_cgroup import own, put
 
+from fasttrain.errors import MachineError
 from fasttrain.machine import limits
 from fasttrain.machine.limits import cpu_limit, memory_free, oom_kills, shared_memory_free_bytes
 from fasttrain.machine.open_files import open_file_limit
@@ -82,3 +83,38 @@ def test_the_open_file_limit_is_raised_to_the_hard_one() -> None:
     assert done.stdout.split() == ["300", "300", "300", "300", "300"], done.stderr
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert open_file_limit() == (None if hard == resource.RLIM_INFINITY else hard)
+
+
+def left_by(script: str) -> list[str]:
+    """What a process prints that begins with `script`."""
+    whole = (
+        f"import resource\n{script}\nfrom fasttrain.machine.limits import memory_free\nprint(*memory_free(), sep='|')"
+    )
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().split("|")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are kept by Linux")
+@pytest.mark.parametrize(("limit", "option"), [("RLIMIT_AS", "-v"), ("RLIMIT_DATA", "-d")])
+def test_a_limit_that_a_shell_set_bounds_the_memory(limit: str, option: str) -> None:
+    gib = 1 << 30
+    free, bound = left_by(f"resource.setrlimit(resource.{limit}, ({gib}, {gib}))")
+    assert bound == f"the limit of this process (ulimit {option})"
+    # What the interpreter itself takes is gone already
+    assert 0 < int(free) < gib
+    assert "ulimit" not in left_by("pass")[1]
+
+
+def test_memory_without_proc_is_what_the_kernel_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
+    free, bound = memory_free(tmp_path / "none", tmp_path / "none")
+    assert free > 0
+    assert bound == "the host"
+
+    def unknown(name: str) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(limits.os, "sysconf", unknown)
+    with pytest.raises(MachineError, match=r"/proc is not there; mount it \(`mount -t proc proc /proc`\)"):
+        memory_free(tmp_path / "none", tmp_path / "none")

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 import torch
+from fake_cards import install
 
 from fasttrain.errors import EXIT_MACHINE, MachineError, RecipeError
 from fasttrain.machine import hardware
-from fasttrain.machine.hardware import environment_record, survey, wants_gpu
+from fasttrain.machine.hardware import environment_record, passed_over, survey, wants_gpu
 from fasttrain.machine.limits import cpu_limit
 from fasttrain.machine.threads import THREAD_VARIABLES, limit_threads, probably_on_gpu, thread_count
 
@@ -77,6 +78,12 @@ def test_the_guess_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probably_on_gpu("auto")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not probably_on_gpu("auto")
+    for hidden in ("-1", " -1", "-1,0", "none", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not probably_on_gpu("auto")
+    for left in ("0", "1,0", "GPU-aaaa"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", left)
+        assert probably_on_gpu("auto")
 
 
 def test_a_survey_of_the_cpu() -> None:
@@ -101,14 +108,19 @@ def test_no_gpu_is_told_with_a_reason(setting: str) -> None:
     (sentence,) = caught.value.faults
     assert caught.value.exit_code == EXIT_MACHINE == 4
     assert sentence.startswith(f"--device {setting}: ")
-    assert "without CUDA" in sentence or "sees no GPU" in sentence or "hides every GPU" in sentence
+    assert "without CUDA" in sentence or "no NVIDIA driver" in sentence or "hides every GPU" in sentence
     assert "--device cpu" in sentence
 
 
 @pytest.mark.parametrize(
     ("cuda", "visible", "said"),
-    [(None, "", "was built without CUDA"), ("12.8", "", "CUDA_VISIBLE_DEVICES='' hides"), ("12.8", None, "no driver")],
+    [
+        (None, None, "was built without CUDA"),
+        (None, "", "CUDA_VISIBLE_DEVICES='' hides"),
+        ("12.8", None, "no NVIDIA driver"),
+    ],
 )
+@no_gpu
 def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, cuda: str | None, visible: str | None, said: str) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
     if visible is None:
@@ -116,6 +128,21 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, cuda: str | None, 
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert said in hardware.why_no_gpu()
+
+
+@no_gpu
+def test_auto_that_passes_a_gpu_over_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch)
+    told = passed_over("auto", survey("auto"))
+    assert told is not None
+    assert "2 × Fake H100; training runs on the CPU (mend: pip install" in told
+    assert passed_over("cpu", survey("cpu")) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert passed_over("auto", survey("auto")) is None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    install(monkeypatch, init="no driver")
+    assert passed_over("auto", survey("auto")) is None
 
 
 def test_a_gpu_number_that_is_too_high_names_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

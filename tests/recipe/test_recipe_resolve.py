@@ -1,6 +1,7 @@
 """From a name or file to a checked recipe: extends, --set, origins, and what is refused with which sentence."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from fasttrain.errors import RecipeError
 from fasttrain.recipe import bundled_recipes, resolve
 from fasttrain.recipe.names import nearest
-from fasttrain.recipe.run_spec import parse_interval
+from fasttrain.recipe.run_spec import parse_interval, parse_intervals
 
 WHOLE = """\
 task: segmentation
@@ -379,6 +380,15 @@ def test_any_whole_interval_is_read_with_its_unit(amount: int, unit: str, space:
     assert interval.amount == amount * (factor or 1)
 
 
+def test_intervals_of_which_the_first_counts() -> None:
+    found = parse_intervals("1 epoch, 5m,50 steps")
+    assert [(one.amount, one.unit) for one in found] == [(1, "epochs"), (300, "seconds"), (50, "steps")]
+    assert parse_intervals("5m") == (parse_interval("5m"),)
+    for text in ("1 epoch,", "5m, 0s", ", 5m", "5m 1 epoch"):
+        with pytest.raises(ValueError, match=re.escape(repr(text))):
+            parse_intervals(text)
+
+
 @given(text=st.text(max_size=12))
 def test_an_interval_is_read_or_refused_with_its_text(text: str) -> None:
     sentence, interval = "", None
@@ -387,3 +397,16 @@ def test_an_interval_is_read_or_refused_with_its_text(text: str) -> None:
     except ValueError as error:
         sentence = str(error)
     assert repr(text) in sentence if interval is None else 0 < interval.amount < math.inf
+
+
+def test_a_changed_value_that_is_none_is_told_as_one_of_the_recipe() -> None:
+    found = resolve("demo")
+    assert found.with_values({("training", "batch_size"): 3}, "tuned").recipe.training.batch_size == 3
+    for keys, value in (
+        (("training", "batch_size"), 0),
+        (("data", "cache", "kind"), []),
+        (("patch", "size"), [48, 48, 50]),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            found.with_values({keys: value}, "tuned")
+        assert str(caught.value).startswith(".".join(keys))

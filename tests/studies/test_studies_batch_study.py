@@ -1,89 +1,18 @@
 """A whole study of batch sizes on a GPU that is made up: margins, finalists, validation's memory, and every way to fail."""
 
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_trials import GIB, MadeTrials
 
-from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.errors import DataError, FasttrainError, MachineError, OutOfMemoryError, RecipeError
-from fasttrain.recipe import Recipe, resolve
+from fasttrain.recipe import resolve
 from fasttrain.studies.batch_study import BatchStudy
 from fasttrain.studies.measuring import Measuring
 from fasttrain.studies.options import Options
 from fasttrain.studies.settings_study import SettingsStudy
-from fasttrain.studies.task import LOOK, STEPS, Outcome, Task
-
-GIB = 1 << 30
-
-
-class MadeTrials:
-    """Answers for a GPU of 80 GiB: a patch holds `patch_gib`, and a batch b runs at rate(b); all that was asked is noted."""
-
-    def __init__(
-        self,
-        rate: Callable[[int], float] = lambda size: 100 * size / (size + 2),
-        patch_gib: float = 4.0,
-        free_gib: float = 79.0,
-        **change: Any,
-    ) -> None:
-        self.rate = rate
-        self.patch_gib = patch_gib
-        self.free_gib = free_gib
-        self.change = change
-        self.asked: list[tuple[str, Task]] = []
-
-    def run(self, task: Task, name: str, limit_seconds: float) -> Outcome:
-        recipe = Recipe.model_validate_json(task.recipe)
-        self.asked.append((name, task))
-        if name in self.change:
-            return self.change[name]
-        if task.kind == LOOK:
-            return Outcome("done", {"machine": self.machine(), "sizes": asdict(sizes(recipe))})
-        size = recipe.training.batch_size
-        share = recipe.patch.size[0] * recipe.patch.size[1] * recipe.patch.size[2] / 48**3
-        held = size * self.patch_gib * share
-        if recipe.acceleration.activation_checkpointing == "on":
-            held *= 0.5
-        if task.kind == STEPS and held < self.free_gib:
-            return Outcome("done", self.steps(size, held, task.compiled))
-        if task.kind != STEPS and held + 3 * recipe.validation.window.batch_size < self.free_gib:
-            held += 3 * recipe.validation.window.batch_size
-            seconds = 2.0 / recipe.validation.window.batch_size + (recipe.validation.stitching == "cpu")
-            return Outcome(
-                "done",
-                {**self.steps(size, held, False), "case": "c", "validation_seconds": seconds, "summed_on": "cuda"},
-            )
-        return Outcome("memory", faults=("the GPU ran out of memory",), exit_code=5)
-
-    def machine(self) -> dict[str, Any]:
-        free = int(self.free_gib * GIB)
-        return {"device": "cuda:0", "device_name": "H100", "cpus": 16, "gpu_bytes": 80 * GIB, "gpu_free_bytes": free}
-
-    def steps(self, size: int, held: float, compiled: bool) -> dict[str, Any]:
-        rate = self.rate(size) * (1.2 if compiled else 1.0)
-        plan = {"activation_checkpointing": False, "cache": "gpu", "workers": 0, "resident_bytes": GIB}
-        return {
-            "rate": rate,
-            "spread": 0.001,
-            "repeats": [rate] * 5,
-            "wait_share": 0.0,
-            "steps_per_epoch": 10,
-            "reserved_bytes": int(held * GIB),
-            "free_bytes": int(self.free_gib * GIB),
-            "would_compile": self.change.get("would_compile", False),
-            "plan": {**plan, **self.change.get("plan", {})},
-        }
-
-    def close(self) -> None: ...
-
-
-def sizes(recipe: Recipe) -> Sizes:
-    return Sizes(
-        100, 10, 0, 4, recipe.training.batch_size, 1, recipe.training.batch_size, 10, 5, 50, 2 * GIB, 0, 0, GIB
-    )
+from fasttrain.studies.task import STEPS, Outcome, Task
 
 
 def study(trials: MadeTrials, sets: dict | None = None, **options: Any) -> BatchStudy:
@@ -279,6 +208,95 @@ def test_settings_beyond_the_batch_are_taken_where_they_gain() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         Options(**options)
+
+
+def test_sizes_beyond_one_pass_over_the_cases_are_refused_without_a_word_of_memory() -> None:
+    with pytest.raises(RecipeError, match="--batch-sizes 512,1024: one pass over the training cases has 400 patches"):
+        study(MadeTrials(), sizes=(512, 1024)).run()
+    found = study(MadeTrials(patch_gib=0.01), sizes=(4, 512))
+    found.run()
+    assert by_size(found) == {4: "ok"}
+
+
+def test_a_set_smaller_than_the_recipes_batch_under_keep_effective_begins_at_a_part_of_it() -> None:
+    sets = {"training.batch_policy": "keep_effective", "training.batch_size": 512}
+    found = study(MadeTrials(patch_gib=0.01), sets)
+    found.run()
+    assert set(by_size(found)) <= {2**power for power in range(9)}  # 400 patches, of which 256 divide 512
+    assert 256 in by_size(found)
+
+
+def test_a_hung_size_ends_a_list_of_sizes_too() -> None:
+    trials = MadeTrials(patch_gib=0.1, **{"batch-4": Outcome("hung", faults=("ended after 120 s",))})
+    found = study(trials, sizes=(1, 4, 8))
+    found.run()
+    assert by_size(found) == {1: "ok", 4: "hung"}
+    assert found.sweep.ended == "batch 4 was ended at its time limit"
+
+
+def test_where_no_finalist_compiles_a_smaller_size_that_does_is_taken() -> None:
+    memory = Outcome("memory", faults=("the GPU ran out of memory",), exit_code=5)
+    fails = {f"batch-{size}-compiled": memory for size in (8, 16)}
+    found = study(MadeTrials(would_compile=True, **fails), sizes=(2, 4, 8, 16))
+    found.run()
+    assert [(point.batch_size, point.status) for point in found.compiled] == [(16, "memory"), (8, "memory"), (4, "ok")]
+    assert found.chosen.batch_size == 4
+    every = {f"batch-{size}-compiled": memory for size in (2, 4, 8, 16)}
+    with pytest.raises(OutOfMemoryError, match="batch 2 compiled: out of memory; set acceleration.compile=off"):
+        study(MadeTrials(would_compile=True, **every), sizes=(2, 4, 8, 16)).run()
+
+
+def test_what_no_patch_size_mends_is_told_by_the_trials_own_sentence() -> None:
+    fault = "data.cache.kind: memory needs 90.0 GiB, and this machine has 2.0 GiB; take disk"
+    trials = MadeTrials(patch_gib=1e6)
+    run = trials.run
+
+    def short(task: Task, name: str, limit_seconds: float) -> Outcome:
+        outcome = run(task, name, limit_seconds)
+        return outcome if outcome.done else Outcome("memory", faults=(fault,), exit_code=5)
+
+    trials.run = short  # type: ignore[method-assign]
+    with pytest.raises(OutOfMemoryError, match="nor does a much smaller patch: data.cache.kind: memory needs 90.0 GiB"):
+        study(trials).run()
+
+
+def test_each_trial_is_told_of_when_it_is_over() -> None:
+    seen: list[int] = []
+    found = study(MadeTrials(would_compile=True), sizes=(2, 4))
+    found.found = lambda: seen.append(len(found.points))
+    found.run()
+    assert seen == [1, 2, 3, 4]
+
+
+CEILINGS = {"patch_flops": 1e12, "patch_bytes": 1e10, "peak_flops": 7e14, "peak_bandwidth": 3e12}
+
+
+@pytest.mark.parametrize(
+    ("change", "by", "told"),
+    [
+        ({}, "bandwidth", "move about 600 GB/s, 20% of what a copy reaches"),
+        ({"peak_flops": 1e14}, "compute", "compute 60 TFLOP/s, 60% of what a matrix product reaches on this GPU"),
+        ({"patch_bytes": 4e10}, "bandwidth", "move about 2.4 TB/s, 80% of what a copy reaches"),
+        ({"patch_bytes": 1e9}, "kernels", "compute 60 TFLOP/s, 9% of"),
+        ({"nothing": 0}, "device", "the GPU's own speed, computing or memory bandwidth"),
+    ],
+)
+def test_the_nearer_ceiling_is_the_limit(change: dict, by: str, told: str) -> None:
+    # A flat rate of 60 patches/s, so that neither memory nor the set is what holds it back
+    values = {} if "nothing" in change else {**CEILINGS, **change}
+    trials = MadeTrials(rate=lambda size: 60.0, patch_gib=0.1)
+    found = study(trials, sizes=(2, 4, 8))
+    first = trials.steps
+
+    def steps(size: int, held: float, compiled: bool) -> dict[str, Any]:
+        return {**first(size, held, compiled), "ceilings": values}
+
+    trials.steps = steps  # type: ignore[method-assign]
+    found.run()
+    limit = found.document()["limit"]
+    assert limit["by"] == by
+    assert told in limit["why"]
+    assert [task.ceilings for _, task in trials.asked if task.kind == STEPS] == [True, False, False]
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

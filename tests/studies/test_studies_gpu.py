@@ -32,6 +32,10 @@ def test_a_sweep_on_the_gpu(tiny, phantoms: Path, tmp_path: Path) -> None:
     assert study.validation is not None
     assert study.validation.seconds is not None
     assert study.measuring.machine["driver"]
+    # Between an old card and a future one
+    ceilings = study.measuring.ceilings
+    assert 1e12 < ceilings["peak_flops"] < 1e16
+    assert 5e10 < ceilings["peak_bandwidth"] < 1e14
 
 
 def test_what_does_not_fit_is_memory_and_nothing_else(tiny, phantoms: Path, tmp_path: Path) -> None:

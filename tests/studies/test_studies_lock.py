@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.errors import RecipeError
+from fasttrain.errors import RecipeError, StorageError
 from fasttrain.recipe import resolve
-from fasttrain.studies.lock import lock_record, matters, tuned, write_lock
+from fasttrain.studies.lock import check_place, lock_record, matters, tuned, write_lock
 
 H100 = {
     "device": "cuda:0",
@@ -150,8 +150,75 @@ def test_settings_that_no_study_finds_are_not_taken_from_a_file(kept, settings: 
     folder = kept()
     (path,) = (folder / "tuned").glob("*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "settings": settings}))
-    with pytest.raises(RecipeError, match="nothing was tuned"):
+    with pytest.raises(
+        RecipeError, match=r"--tuned: \S+\.json is damaged or of another fasttrain, and nothing else was tuned here"
+    ):
         tuned(recipe(), H100, folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"validation.stitching": "tpu"},
+        {"data.workers": -3},
+        {"validation.window.batch_size": "many"},
+        {"data.cache.kind": []},
+    ],
+)
+def test_values_that_no_recipe_can_have_are_told_with_the_file(kept, settings: dict) -> None:
+    folder = kept(settings=settings)
+    (path,) = (folder / "tuned").glob("*.json")
+    with pytest.raises(RecipeError) as caught:
+        tuned(recipe(), H100, folder)
+    assert str(caught.value).startswith(f"--tuned: {path} is damaged: {next(iter(settings))}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "reason"),
+    [
+        # `tune-batch` compares batch sizes with the loader and cache of the recipe, so that these count
+        ({"training.batch_size": 8}, {"data__workers": 3}, "data.workers was auto and is 3"),
+        ({"training.batch_size": 8}, {"data__cache__kind": "disk"}, "data.cache.kind was memory and is disk"),
+        (
+            {"training.batch_size": 8},
+            {"validation__window__batch_size": 9},
+            "validation.window.batch_size was 4 and is 9",
+        ),
+        # The recipe's own size was the best of all
+        ({"data.workers": 3}, {"training__batch_size": 4}, "training.batch_size was 2 and is 4"),
+    ],
+)
+def test_what_it_does_not_set_must_be_as_it_was(kept, settings: dict, more: dict, reason: str) -> None:
+    folder = kept(settings=settings)
+    assert tuned(recipe(), H100, folder)
+    with pytest.raises(RecipeError, match=reason):
+        tuned(recipe(**more), H100, folder)
+
+
+def test_a_later_study_of_a_recipe_takes_the_place_of_the_earlier_one(kept) -> None:
+    folder = kept()
+    kept(settings={"data.workers": 1})
+    assert len(list((folder / "tuned").glob("*.json"))) == 1
+    assert tuned(recipe(), H100, folder)[0].recipe.training.batch_size == 2
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a full disk"])
+def test_a_folder_that_takes_no_lock_is_told_before_anything_is_measured(
+    tmp_path: Path, obstacle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_place(tmp_path)
+    if obstacle == "a file":
+        (tmp_path / "cache").write_text("")
+        cache = tmp_path / "cache"
+    else:
+        cache = tmp_path
+
+        def full(**_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(StorageError, match=r"tuned cannot be written: .*; set FASTTRAIN_CACHE"):
+        check_place(cache)
 
 
 def test_a_pipe_in_the_folder_is_not_waited_for(kept) -> None:

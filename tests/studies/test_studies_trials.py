@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import EXIT_DATA, EXIT_INTERRUPTED
+from fasttrain.errors import EXIT_DATA, EXIT_INTERRUPTED, StorageError
 from fasttrain.studies.task import LOOK, STEPS, VALIDATION, Task
 from fasttrain.studies.trials import TrialServer
 from fasttrain.telemetry.events import Event, Message, Progress
@@ -91,7 +91,19 @@ def test_a_crash_is_a_failure_and_not_taken_for_want_of_memory(server: TrialServ
     outcome = server.run(task(STEPS), "crash", LONG)
     killer.join()
     assert outcome.status == "failed"
-    assert outcome.faults == ("signal 11 ended its process",)
+    assert outcome.faults == ("SIGSEGV ended its process",)
+
+
+def test_what_cannot_be_written_down_is_told_as_that(server: TrialServer, task) -> None:
+    # As a full disk would have it: neither a log nor an answer can be made
+    (server.folder / "unwritable.log").mkdir()
+    outcome = server.run(task(LOOK), "unwritable", LONG)
+    assert outcome.status == "failed"
+    assert outcome.faults[0].startswith("IsADirectoryError: ")
+    (server.folder / "no-answer.answer.json").mkdir()
+    with pytest.raises(StorageError, match="no-answer"):
+        server.run(task(LOOK), "no-answer", LONG)
+    assert server.run(task(LOOK), "look", LONG).done
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from fasttrain.machine import nvml
+from fasttrain.telemetry import device_monitor
 from fasttrain.telemetry.device_monitor import DeviceMonitor, DeviceReading
 
 GIB = 1024**3
@@ -168,6 +171,103 @@ def test_without_the_module_or_a_device_every_figure_is_none(monkeypatch: pytest
         assert monitor.unavailable_reason
         monitor.close()
         monitor.close()
+
+
+class Splittable(Driver):
+    """The device is in MIG mode, with instances `MIG-a` and `MIG-b`."""
+
+    instances = ("MIG-a", "MIG-b")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
+        return uuid if uuid in self.instances else super().nvmlDeviceGetHandleByUUID(uuid)
+
+    def nvmlDeviceGetMigMode(self, handle: object) -> list[int]:
+        if handle != "handle":
+            raise RefusedError("an instance has no mode")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int) -> str:
+        return self.instances[index]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: object) -> object:
+        raise RefusedError("not supported")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> object:
+        return []
+
+    def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:
+        return SimpleNamespace(used={"handle": 70, "MIG-a": 1, "MIG-b": 2}[str(handle)] * GIB)
+
+
+@pytest.mark.parametrize(
+    ("instances", "visible", "gib"),
+    [(("MIG-a", "MIG-b"), "MIG-b", 2.0), (("MIG-a",), None, 1.0), (("MIG-a", "MIG-b"), None, None), ((), None, None)],
+)
+def test_of_a_card_in_mig_mode_the_runs_instance_is_read_or_none(
+    instances: tuple[str, ...], visible: str | None, gib: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Splittable()
+    driver.instances = instances
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monitor = DeviceMonitor("1234")
+    assert monitor.read() == DeviceReading(None, gib)
+    assert (monitor.unavailable_reason is None) is (gib is not None)
+    monitor.close()
+    assert driver.open == 0
+
+
+def test_a_module_without_functions_or_with_nonsense_is_empty_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = ModuleType("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", bare)
+    monitor = DeviceMonitor("1234")
+    assert monitor.read() == NOTHING
+    assert "AttributeError" in (monitor.unavailable_reason or "")
+    driver = Driver()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    driver.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu="busy")  # type: ignore[method-assign]
+    driver.nvmlDeviceGetComputeRunningProcesses = lambda handle: 17  # type: ignore[method-assign]
+    driver.nvmlDeviceGetMemoryInfo = lambda handle: None  # type: ignore[method-assign]
+    monitor = DeviceMonitor("1234")
+    assert monitor.unavailable_reason is None
+    assert monitor.read() == NOTHING
+    driver.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=101)  # type: ignore[method-assign]
+    del driver.nvmlDeviceGetMemoryInfo
+    driver.broken = {"memory"}
+    assert monitor.read() == NOTHING
+    monitor.close()
+
+
+def test_a_driver_that_hangs_holds_a_run_up_once_and_briefly(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_monitor, "_PATIENCE_SECONDS", 0.2)
+    let_go = threading.Event()
+    monitor = DeviceMonitor("1234", interval_seconds=0.01)
+    wait_until(lambda: driver.asked >= 1)
+    driver.nvmlDeviceGetUtilizationRates = lambda handle: let_go.wait(60)  # type: ignore[method-assign]
+    time.sleep(0.05)
+    monitor.read()
+    began = time.monotonic()
+    assert [monitor.read() for _ in range(20)] == [NOTHING] * 20
+    assert time.monotonic() - began < 1.0
+    let_go.set()
+    monitor.close()
+
+
+def test_a_driver_that_never_opens_ends_the_wait(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_PATIENCE_SECONDS", 0.1)
+    let_go = threading.Event()
+    driver.nvmlInit = lambda: let_go.wait(60)  # type: ignore[method-assign,assignment]
+    monitor = DeviceMonitor("1234")
+    assert monitor.read() == NOTHING
+    assert "no answer within 0.1 s" in (monitor.unavailable_reason or "")
+    let_go.set()
+    monitor.close()
 
 
 def test_the_installed_pynvml_never_raises_whatever_this_machine_has() -> None:

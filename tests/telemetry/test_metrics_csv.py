@@ -1,6 +1,7 @@
 """metrics.csv: exact columns, empty cells, torn files and the rows that a resume takes back."""
 
 import csv
+import errno
 import os
 import signal
 import subprocess
@@ -150,7 +151,42 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
     table = MetricsTable(tmp_path / "metrics.csv", CLASSES, hd95=False)
     table.close()
     table._file = type(table._file)(Path("/dev/full"))
+    table.on_event(ended(1))
     with pytest.raises(StorageError, match="No space left"):
+        table.close()
+
+
+def test_rows_that_a_full_disk_refused_come_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes 30 bytes of the second row, nothing of the third, and all again from the fourth on."""
+    path, table, room = tmp_path / "metrics.csv", MetricsTable(tmp_path / "metrics.csv", CLASSES, hd95=False), [1 << 20]
+
+    def write(number: int, data: bytes, to_disk=os.write) -> int:
+        taken = to_disk(number, data[: room[0]]) if room[0] else 0
+        room[0] -= taken
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return taken
+
+    monkeypatch.setattr(os, "write", write)
+    table.on_event(ended(1))
+    room[0] = 30
+    table.on_event(ended(2))
+    table.on_event(ended(3))
+    assert [row["epoch"] for row in read_metrics(path)] == [1]
+    room[0] = 1 << 20
+    table.on_event(ended(4))
+    table.close()
+    assert [row["epoch"] for row in read_metrics(path)] == [1, 2, 3, 4]
+    other = MetricsTable(tmp_path / "whole.csv", CLASSES, hd95=False)
+    for epoch in range(1, 5):
+        other.on_event(ended(epoch))
+    assert (tmp_path / "whole.csv").read_bytes() == path.read_bytes()
+
+
+def test_what_is_no_matter_of_room_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = MetricsTable(tmp_path / "metrics.csv", CLASSES, hd95=False)
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.EBADF, "Bad file descriptor")))
+    with pytest.raises(StorageError, match="Bad file"):
         table.on_event(ended(1))
 
 

@@ -105,8 +105,9 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     log = written(tmp_path, closed=False)
     os.dup2((full := os.open("/dev/full", os.O_WRONLY)), log._writer._writer.fileno())
     os.close(full)
+    log.on_event(step(5, 2.0))
     with pytest.raises(StorageError, match="No space left"):
-        log.on_event(step(5, 2.0))
+        log.close()
 
 
 def test_neither_torch_nor_tensorflow_is_imported(tmp_path: Path) -> None:

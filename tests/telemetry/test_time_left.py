@@ -50,3 +50,15 @@ def test_validations_left_equals_counting_them(epochs: int, per_epoch: int, ever
     assert clock.validations_left(step) == sum(end >= step for end in ends)
     clock.add_validation(step, 1.0)
     assert clock.validations_left(step) == sum(end > step for end in ends)
+
+
+def test_a_validation_counts_before_one_was_measured() -> None:
+    """Of a run that validates every ten epochs the first figures would else leave all of it out."""
+    clock = TimeLeft(epochs=20, steps_per_epoch=10, validate_every=10)
+    clock.add_steps(10, 5.0)
+    assert clock.seconds_left(10) == pytest.approx(95.0)
+    clock.expect_validation(8.0)
+    assert clock.seconds_left(10) == pytest.approx(95.0 + 2 * 8 * 0.5)
+    # What was measured takes its place
+    clock.add_validation(100, 30.0)
+    assert clock.seconds_left(100) == pytest.approx(50.0 + 30.0)

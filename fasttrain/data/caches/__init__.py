@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fasttrain.data.caches.disk import open_disk
-from fasttrain.data.caches.estimate import build_bytes, estimate_bytes
+from fasttrain.data.caches.estimate import build_bytes, estimate_bytes, estimate_shapes
 from fasttrain.data.caches.filling import Progress
 from fasttrain.data.caches.lmdb import open_lmdb, require_lmdb
 from fasttrain.data.caches.memory import open_memory
@@ -34,6 +34,7 @@ __all__ = [
     "Window",
     "build_bytes",
     "estimate_bytes",
+    "estimate_shapes",
     "open_case_source",
     "require_lmdb",
     "volumes_folder",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fasttrain.data.nifti import read_header
 from fasttrain.data.reading import check_channels, check_same_grid, split_shape
+from fasttrain.data.volume_files import read_header
 from fasttrain.data.volumes import ITEM_BYTES, preprocessed_shape, sample_bytes
 from fasttrain.recipe.recipe import Recipe
 from fasttrain.samples import Case, Grid
@@ -40,6 +40,16 @@ def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
     return total
 
 
+def estimate_shapes(cases: Sequence[Case], recipe: Recipe) -> list[tuple[int, ...]]:
+    """The shapes of the preprocessed cases, but for foreground crops; reads and raises what `estimate_bytes` does."""
+    shapes = []
+    for case in cases:
+        header = read_header(case.images[0])
+        spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)
+        shapes.append(_wanted(recipe, spatial, header.affine))
+    return shapes
+
+
 def build_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
     """Memory that making the volume of the largest of `cases` takes at its worst, the volume itself included.
 
@@ -57,7 +67,11 @@ def _build_bytes(case: Case, recipe: Recipe) -> int:
     made = math.prod(wanted)
     padded = math.prod(max(pair) for pair in zip(wanted, recipe.patch.size, strict=True))
     image, stored = 4 * channels * read, math.prod(header.shape) * header.dtype.itemsize
-    label = 0 if case.label is None else read * (read_header(case.label).dtype.itemsize + 3) + _packed_bytes(case.label)
+    label = (
+        0
+        if case.label is None
+        else read * (read_header(case.label, case.drawn).dtype.itemsize + 3) + _packed_bytes(case.label)
+    )
     resampled = wanted != preprocessed_shape(spatial, header.affine, None, recipe.data.orientation)
     steps = (
         image + stored + _packed_bytes(case.images[0]),
@@ -79,7 +93,7 @@ def _check_label(case: Case, spatial: tuple[int, ...], dimensions: int) -> None:
     """What headers alone show: a label of other sizes than its image's, in whatever order of axes."""
     if case.label is None:
         return
-    header = read_header(case.label)
+    header = read_header(case.label, case.drawn)
     shape, _ = split_shape(case.label, header.shape, dimensions)
     if sorted(shape) != sorted(spatial):
         check_same_grid(case.label, Grid(shape, header.affine), case.images[0], Grid(spatial, header.affine))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.data.preprocess import Preprocess
+from fasttrain.data.volume_files import dicom_versions, files_of_case
 from fasttrain.samples import Case
 
 # What preprocessing does not read. All else is in the key, so that a setting added to the recipe later is in it from the first
@@ -47,6 +48,8 @@ def settings_of(preprocess: Preprocess) -> dict[str, Any]:
         else None,
         "code": _code_digest(),
         **{name: _version(name) for name in _PACKAGES},
+        # Not for sets of NIfTI files, whose volumes stay what they are when these are installed
+        **(dicom_versions() if preprocess.data.source.kind == "dicom" else {}),
     }
 
 
@@ -65,7 +68,7 @@ def place_of(case: Case) -> str:
 def key_of(settings: str, case: Case) -> str | None:
     """What a case's volume depends on, `settings` included; None where one of its files cannot be looked at."""
     files = []
-    for path in (*case.images, *([case.label] if case.label is not None else [])):
+    for path in files_of_case(case):
         try:
             seen = os.stat(path)
         except (OSError, ValueError):
@@ -73,14 +76,17 @@ def key_of(settings: str, case: Case) -> str | None:
         # The time of change can be set, as `touch`, `cp -p` and tar do; the last one can't. No inode: on some network disks
         # a file has another one after each mount
         files.append([str(path.absolute()), seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns])
-    return _digest([settings, case.name, len(case.images), files])
+    drawn = [] if case.drawn is None else [str(case.drawn)]
+    # Which of the files in a folder of DICOM is meant tells the series
+    return _digest([settings, case.name, [str(path.absolute()) for path in case.images], files, *drawn])
 
 
 @functools.lru_cache(maxsize=1)
 def _code_digest() -> str:
     """Of the modules that make volumes: in a checkout the code changes and the version does not."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).resolve().parents[1].glob("*.py")):
+    folder = Path(__file__).resolve().parents[1]
+    for path in sorted((*folder.glob("*.py"), *folder.glob("dicom/*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -19,7 +19,7 @@ from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError, StorageError
 from fasttrain.machine.own_files import make_way
 from fasttrain.samples import Case
-from fasttrain.wording import counted
+from fasttrain.wording import counted, sizes_apart
 
 Told = Callable[[str, str], None]
 """Takes one sentence for the person at the terminal and its level, `info` or `warning` (the fields of a Message)."""
@@ -152,7 +152,8 @@ def unwritable(path: Path, needed_bytes: int, reason: str) -> StorageError:
         place = next(folder for folder in (path, *path.parents) if folder.is_dir())
         free = shutil.disk_usage(place).free
         if needed_bytes:
-            space = f" (this volume needs {needed_bytes / MIB:.1f} MiB, {free / MIB:.1f} MiB are free)"
+            needs, left = sizes_apart(needed_bytes, free)
+            space = f" (this volume needs {needs}, {left} are free)"
     except (OSError, StopIteration):
         pass
     return StorageError(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fasttrain.data.checking.judging import CaseFindings
+from fasttrain.data.nifti import is_nifti
 from fasttrain.data.sources.found import listed
 from fasttrain.wording import counted
 
@@ -34,6 +35,9 @@ def shared_faults(findings: Sequence[CaseFindings]) -> list[str]:
 def _bare(fault: str, one: CaseFindings) -> str:
     """The sentence without what belongs to the one case: its files, its name, numbers of voxels."""
     case = one.case
+    if case.images and not is_nifti(case.images[0]):
+        # Sentences on a series name its folder
+        fault = fault.replace(str(case.images[0].parent), "…")
     # The longest first: a name may be a part of a path
     for path in sorted(map(str, (*case.images, *((case.label,) if case.label else ()))), key=len, reverse=True):
         fault = fault.replace(path, "…")

@@ -87,14 +87,14 @@ def check_cases(
     began = time.monotonic()
     remembered, pairing = Remembered(folder, root), pairing or {}
     wanted = [(path, terms.image_view) for case in cases for path in case.images]
-    wanted += [(case.label, terms.label_view) for case in cases if case.label is not None]
+    wanted += [(case.label, terms.label_view(case)) for case in cases if case.label is not None]
     facts, files_read = facts_of(wanted, remembered, workers, full, progress)
     note = remembered.save()
     findings = [
         judge(
             case,
             [facts[path, terms.image_view] for path in case.images],
-            facts[case.label, terms.label_view] if case.label is not None else None,
+            facts[case.label, terms.label_view(case)] if case.label is not None else None,
             terms,
             pairing.get(case.name, ()),
         )

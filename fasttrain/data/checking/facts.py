@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fasttrain.data.labels import whole_values
-from fasttrain.data.nifti import NiftiFile, read_file
+from fasttrain.data.nifti import NiftiFile
 from fasttrain.data.reading import split_shape
+from fasttrain.data.volume_files import read_file
 from fasttrain.data.volumes import picked_indices
 from fasttrain.errors import DataError
+from fasttrain.samples import Drawn
 
 MOST_VALUES = 300
 """A label with more distinct values than this holds something else than classes."""
@@ -25,19 +27,21 @@ _WIDEST_TABLE = 1 << 16
 
 @dataclass(frozen=True)
 class View:
-    """How a file is looked at: the axes of the recipe and, for a label, the grid that it will be resampled to."""
+    """How a file is looked at: the axes of the recipe for a label, the grid that it will be resampled to and `Case.drawn`."""
 
     dimensions: int
     label: bool = False
     spacing: tuple[float, ...] | None = None
     orientation: str | None = None
+    drawn: Drawn | None = None
 
     @property
     def key(self) -> str:
         """Two views with one key see the same facts."""
         resampled = self.label and self.spacing is not None
         grid = f" {','.join(map(repr, self.spacing or ()))} {self.orientation}" if resampled else ""
-        return f"{'label' if self.label else 'image'} {self.dimensions}{grid}"
+        drawn = f" {self.drawn}" if self.drawn is not None else ""
+        return f"{'label' if self.label else 'image'} {self.dimensions}{grid}{drawn}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def _channel_of(record: dict[str, Any]) -> dict[str, Any]:
 def read_facts(path: Path, view: View) -> FileFacts:
     """Reads the whole file; a file that cannot be decoded gives facts with its fault. Holds one volume at a time."""
     try:
-        file = read_file(path)
+        file = read_file(path, view.drawn)
     except DataError as error:
         return FileFacts(faults=error.faults)
     facts = FileFacts(

@@ -52,10 +52,9 @@ class Terms:
         """How image files are looked at."""
         return View(self.dimensions)
 
-    @property
-    def label_view(self) -> View:
-        """How label files are looked at."""
-        return View(self.dimensions, True, self.data.spacing, self.data.orientation)
+    def label_view(self, case: Case) -> View:
+        """How the label of a case is looked at."""
+        return View(self.dimensions, True, self.data.spacing, self.data.orientation, case.drawn)
 
 
 @dataclass(frozen=True)

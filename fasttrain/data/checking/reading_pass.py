@@ -54,10 +54,11 @@ def facts_of(
 
 
 def _read(path: Path, view: View) -> tuple[FileFacts, list[int] | None]:
-    stamp = stamp_of(path)
+    stamp = stamp_of(path, view.drawn)
     return read_facts(path, view), stamp
 
 
 def _size(wanted: Wanted) -> int:
-    stamp = stamp_of(wanted[0])
+    path, view = wanted
+    stamp = stamp_of(path, view.drawn)
     return stamp[0] if stamp is not None else 0

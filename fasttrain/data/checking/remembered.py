@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from fasttrain.data.checking.facts import FileFacts, View
+from fasttrain.data.volume_files import dicom_versions, files_of
 from fasttrain.errors import StorageError
 from fasttrain.machine.own_files import read_regular
 from fasttrain.run_folder import write_whole
+from fasttrain.samples import Drawn
 
 _FORMAT = "fasttrain check 1"
 _ODD = re.compile(r"[^\w.-]+")
@@ -39,7 +41,7 @@ class Remembered:
     def facts(self, path: Path, view: View) -> FileFacts | None:
         """What is remembered of a file as it lies there now."""
         entry = self._files.get(_name(path))
-        if entry is None or entry["stamp"] != stamp_of(path) or view.key not in entry["facts"]:
+        if entry is None or entry["stamp"] != stamp_of(path, view.drawn) or view.key not in entry["facts"]:
             return None
         try:
             facts = FileFacts.of_record(entry["facts"][view.key])
@@ -50,7 +52,7 @@ class Remembered:
 
     def note(self, path: Path, view: View, stamp: list[int] | None, facts: FileFacts) -> None:
         """Keeps facts; `stamp` is that of the file before it was read, and a file that changed meanwhile is not kept."""
-        if stamp is None or stamp != stamp_of(path):
+        if stamp is None or stamp != stamp_of(path, view.drawn):
             return
         entry = self._files.get(_name(path))
         if entry is None or entry["stamp"] != stamp:
@@ -81,14 +83,22 @@ class Remembered:
         return None
 
 
-def stamp_of(path: Path) -> list[int] | None:
-    """Size, time of change and time of change of the file's own record; None where it cannot be looked at."""
+def stamp_of(path: Path, drawn: Drawn | None = None) -> list[int] | None:
+    """Size, time of change and time of change of the file's own record; None where it cannot be looked at.
+
+    Where the voxels depend on several files, as those of a DICOM series do, of each of them, with the digest of their names.
+    """
     try:
-        found = os.stat(path)
+        files = files_of(path, drawn)
+        seen = [os.stat(file) for file in files]
     except OSError:
         return None
     # The last one cannot be set, as `touch`, `cp -p` and tar set the time of change
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    stamp = [one for found in seen for one in (found.st_size, found.st_mtime_ns, found.st_ctime_ns)]
+    if files == (path,):
+        return stamp
+    names = _digest("\n".join(map(_name, files)).encode(errors="surrogateescape"))
+    return [sum(stamp[::3]), int(names[:15], 16), int(_digest(repr(stamp).encode())[:15], 16)]
 
 
 def _load(path: Path) -> dict[str, dict[str, Any]]:
@@ -120,5 +130,6 @@ def _digest(blob: bytes) -> str:
 def _code() -> str:
     """Of all that may decide what a file shows: the modules beside those that read it, and the libraries under them."""
     here = Path(__file__).parent
-    sources = [_digest(path.read_bytes()) for path in sorted((*here.parent.glob("*.py"), *here.glob("*.py")))]
-    return _digest("\n".join([version("nibabel"), np.__version__, *sources]).encode())
+    readers = (*here.parent.glob("*.py"), *here.parent.glob("dicom/*.py"), *here.glob("*.py"))
+    sources = [_digest(path.read_bytes()) for path in sorted(readers)]
+    return _digest("\n".join([version("nibabel"), np.__version__, repr(dicom_versions()), *sources]).encode())

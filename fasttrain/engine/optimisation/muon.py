@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -59,6 +59,12 @@ class Muon(Optimizer):
                     # Not "step", which torch would leave on the CPU where a checkpoint is taken up
                     state["updates"] = torch.zeros((), device=parameter.device)
                     state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        self._alike = self._of_as_many_updates()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also what `load_state_dict` ends with."""
+        super().__setstate__(state)
+        self._alike = self._of_as_many_updates()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -83,8 +89,8 @@ class Muon(Optimizer):
                 torch._foreach_mul_(given, 1 - rate * group["weight_decay"])
             if filters.weights:
                 self._turn(filters, group, rate, taken)
-            if others.weights:
-                self._adapt(others, group, rate, taken)
+            for alike in self._by_updates(others):
+                self._adapt(alike, group, rate, taken)
 
     def _turn(self, filters: _Pairs, group: dict[str, Any], rate: Tensor, taken: Tensor) -> None:
         """Muon, with Nesterov's momentum."""
@@ -101,9 +107,36 @@ class Muon(Optimizer):
             for index, update in zip(places, turned, strict=True):
                 weights[index].sub_(update.view(weights[index].shape))
 
-    def _adapt(self, others: _Pairs, group: dict[str, Any], rate: Tensor, taken: Tensor) -> None:
-        """AdamW."""
-        weights, gradients = others
+    def _of_as_many_updates(self) -> dict[Tensor, object]:
+        """A mark for each weight that goes by AdamW, the same for those of a group that have had as many updates."""
+        marks: dict[tuple[int, float], object] = defaultdict(object)
+        alike = {}
+        for number, group in enumerate(self.param_groups):
+            others = [weight for weight in group["params"] if not is_filter(weight)]
+            updates = torch.stack([self.state[weight]["updates"] for weight in others]).tolist() if others else []
+            alike.update({weight: marks[number, count] for weight, count in zip(others, updates, strict=True)})
+        return alike
+
+    def _by_updates(self, others: _Pairs) -> list[_Pairs]:
+        """`others` in parts of as many updates each, which all correct their averages alike; nearly always one part.
+
+        How many steps were left out is known on the device alone, but what took part in the same steps has as many updates:
+        weights that had as many part for good where some of them have a gradient and others have none.
+        """
+        parts: dict[object, _Pairs] = defaultdict(lambda: _Pairs([], []))
+        for weight, gradient in zip(*others, strict=True):
+            part = parts[self._alike[weight]]
+            part.weights.append(weight)
+            part.gradients.append(gradient)
+        sizes = Counter(self._alike.values())
+        for mark, part in parts.items():
+            if len(part.weights) < sizes[mark]:
+                self._alike.update(dict.fromkeys(part.weights, object()))
+        return list(parts.values())
+
+    def _adapt(self, alike: _Pairs, group: dict[str, Any], rate: Tensor, taken: Tensor) -> None:
+        """AdamW, of weights that have had as many updates."""
+        weights, gradients = alike
         beta1, beta2 = group["betas"]
         states = [self.state[weight] for weight in weights]
         # A list, since a single tensor to add is read on the host

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fasttrain.errors import RecipeError
-from fasttrain.recipe import Recipe, ResolvedRecipe
+
+if TYPE_CHECKING:
+    from fasttrain.recipe import Recipe, ResolvedRecipe
 
 TUNED = "tuned"
 """The origin of a value that was measured."""

@@ -21,7 +21,7 @@ from fasttrain.errors import MachineError, OutOfMemoryError, StorageError
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.limits import disk_free_bytes
 from fasttrain.recipe import Recipe
-from fasttrain.wording import counted, size_in_memory
+from fasttrain.wording import counted, size_in_memory, sizes_apart
 
 MEMORY_SHARE = 0.7
 """Of the free memory that a cache chosen here may fill, batches and validation included: the network and the system need some."""
@@ -48,12 +48,16 @@ class MemoryNeed:
         return self.volumes + max(self.batches + self.validation, self.building)
 
     def __str__(self) -> str:
+        return self.text(size_in_memory(self.total))
+
+    def text(self, total: str) -> str:
+        """`about 6.0 GiB (5.0 GiB of volumes, 1.0 GiB of batches)`, with the total as it is given."""
         made = f"for {counted(self.workers, 'worker')} with batches" if self.workers else "of batches"
         parts = [("of volumes", self.volumes), (made, self.batches), ("of validation", self.validation)]
         if self.building > self.batches + self.validation:
             parts.append(("before, to make one volume", self.building))
         named = ", ".join(f"{size_in_memory(count)} {name}" for name, count in parts if count)
-        return f"{amount(self.total)} ({named})" if sum(count > 0 for _, count in parts) > 1 else amount(self.total)
+        return f"about {total} ({named})" if sum(count > 0 for _, count in parts) > 1 else f"about {total}"
 
 
 def memory_need(
@@ -135,9 +139,9 @@ def choose_fill_threads(
     if not one or wanted * one <= room:
         return wanted, f"{counted(wanted, 'CPU')} may be used"
     if one > room:
-        left = size_in_memory(max(room, 0))
+        takes, left = sizes_apart(one, max(room, 0))
         raise OutOfMemoryError(
-            f"to make the largest volume takes {amount(one)} of memory, and of {_free_text(hardware)}, {left} are left beside "
+            f"to make the largest volume takes about {takes} of memory, and of {_free_text(hardware)}, {left} are left beside "
             f"what data.cache.kind: {cache} keeps; set a coarser data.spacing, leave large cases out, or {_more_memory(hardware)}"
         )
     return room // one, f"{counted(wanted, 'CPU')} may be used; lowered, since making a volume takes {amount(one)}"
@@ -251,7 +255,7 @@ def _window_text(recipe: Recipe, sizes: Sizes) -> str:
 
 
 def _free_text(hardware: Hardware) -> str:
-    return f"{hardware.memory_free_gib:.1f} GiB free, bounded by {hardware.memory_bound}"
+    return f"{size_in_memory(hardware.memory_free_gib * GIB)} free, bounded by {hardware.memory_bound}"
 
 
 def _check_memory(kind: str, recipe: Recipe, hardware: Hardware, sizes: Sizes, ranks: int) -> None:
@@ -262,13 +266,16 @@ def _check_memory(kind: str, recipe: Recipe, hardware: Hardware, sizes: Sizes, r
         return
     smaller = "cache_cases" if recipe.data.cache.cache_cases is not None else "cache_share"
     first = f"lower data.cache.{smaller}" if kind == "smart" else "set data.cache.kind: disk (or auto)"
+    needs, free = sizes_apart(need.total, hardware.memory_free_gib * GIB)
     raise OutOfMemoryError(
-        f"data.cache.kind: {kind} needs {need} and {hardware.memory_free_gib:.1f} GiB are free, bounded by "
+        f"data.cache.kind: {kind} needs {need.text(needs)} and {free} are free, bounded by "
         f"{hardware.memory_bound}; {first}, or {_more_memory(hardware)}"
     )
 
 
 def _more_memory(hardware: Hardware) -> str:
+    if "ulimit" in hardware.memory_bound:
+        return "raise that limit"
     return "raise the container's memory limit" if "cgroup" in hardware.memory_bound else "take a machine with more"
 
 
@@ -279,9 +286,9 @@ def _check_disk(kind: str, recipe: Recipe, sizes: Sizes) -> None:
     folder = _folder(recipe)
     room, stored = disk_free_bytes(folder), _stored_bytes(kind, recipe)
     if sizes.cache_bytes > room + stored:
-        has = f"has {size_in_memory(room)} free"
+        needs, free = sizes_apart(sizes.cache_bytes, room)
         raise StorageError(
-            f"data.cache.kind: {kind} needs {amount(sizes.cache_bytes)} and the disk of {folder} {has}; "
+            f"data.cache.kind: {kind} needs about {needs} and the disk of {folder} has {free} free; "
             "free some with `fasttrain data cache --clean`, or name another folder with data.cache.folder"
         )
 

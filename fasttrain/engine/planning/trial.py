@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from fasttrain.engine.checkpointing import checkpoint_blocks
 from fasttrain.engine.optimisation.optim import build_optimizer
 from fasttrain.engine.step import Precision, Step
+from fasttrain.errors import ran_out_of_memory
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware
 from fasttrain.networks import build_network
@@ -87,9 +88,8 @@ def measure(
         for number, candidate in enumerate(candidates):
             told(number, len(candidates))
             for way in dict.fromkeys((candidate, replace(candidate, captured=False))):
-                before = torch.cuda.memory_reserved(device)
-                torch.cuda.reset_peak_memory_stats(device)
-                with contextlib.suppress(torch.OutOfMemoryError, NotRecorded):
+                before = _held_before(device)
+                with _memory_may_end(), contextlib.suppress(NotRecorded):
                     seconds[way] = _seconds_of(recipe, device, way, checkpointing)
                     if held is not None:
                         held[way] = torch.cuda.max_memory_reserved(device) - before
@@ -98,6 +98,23 @@ def measure(
                 if way in seconds:
                     break
         return seconds
+
+
+def _held_before(device: torch.device) -> int:
+    """Bytes in use as a measurement begins. Not what is reserved: a step that finds room in there would seem to need none."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+@contextlib.contextmanager
+def _memory_may_end() -> Iterator[None]:
+    """A scope that ends quietly where memory ran out in any form: cuBLAS and cuDNN meet it as well as torch's allocator."""
+    try:
+        yield
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
 
 
 def held_by_batch(
@@ -109,9 +126,8 @@ def held_by_batch(
     with torch.random.fork_rng(devices=[device]):
         for size in sizes:
             training = recipe.training.model_copy(update={"batch_size": size})
-            before = torch.cuda.memory_reserved(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            with contextlib.suppress(torch.OutOfMemoryError):
+            before = _held_before(device)
+            with _memory_may_end():
                 smaller = recipe.model_copy(update={"training": training})
                 timer = _timer(smaller, device, alone, _learner(smaller, device, alone, checkpointing))
                 # The second one holds the optimiser's state as well

@@ -135,5 +135,8 @@ def _shortage(
 
 
 def _megabytes(count: float) -> str:
-    """In units of 10^6 bytes, as shared memory and batches are spoken of: `16.8 MB`."""
-    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
+    """In units of 10^6 bytes, as shared memory and batches are spoken of: `16.8 MB`; what is less as `65.5 kB` or `12 bytes`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return counted(round(count), "byte")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fasttrain.data.restore import GrowingClassMap
 from fasttrain.engine.step import Precision
+from fasttrain.errors import ran_out_of_memory
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Grid
 from fasttrain.windows import Answer, Forward, Told, Whole, WindowStream
@@ -117,8 +118,8 @@ class Inference(ABC):
                 for index, classes in self._class_maps_from(done, volumes, in_source_grid, told):
                     done = index + 1
                     yield index, classes
-            except torch.OutOfMemoryError:
-                if self.stitch_device == CPU:
+            except Exception as error:
+                if self.stitch_device == CPU or not ran_out_of_memory(error):
                     raise
                 ran_out = True
             if ran_out:

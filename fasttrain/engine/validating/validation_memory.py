@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fasttrain.data.nifti import read_header
 from fasttrain.data.reading import split_shape
+from fasttrain.data.volume_files import read_header
 from fasttrain.data.volumes import ITEM_BYTES, preprocessed_shape
 from fasttrain.engine.planning.decisions import Decision
 from fasttrain.engine.planning.gpu_memory import OWN_BYTES, STEP_MARGIN
 from fasttrain.engine.validating.inference import CPU
 from fasttrain.engine.validating.validation import Validator
+from fasttrain.machine.allocator import gpu_room_bytes
 from fasttrain.machine.hardware import GIB
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case
@@ -107,7 +108,7 @@ def prepare_validation(
     if device.type != "cuda" or not validator.cases:
         return None
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    room = Room(torch.cuda.mem_get_info(device)[0] + unused, step_bytes, captured)
+    room = Room(gpu_room_bytes(device) + unused, step_bytes, captured)
     shapes = [shapes_of(case, validator.recipe) for case in validator.cases]
     on_gpu, stays, why = decide_stitching(validator.recipe, shapes, room)
     setting = validator.recipe.validation.stitching

@@ -1,0 +1,55 @@
+"""Owns how a signal ends a command that does not answer it by itself, from the first line on: one sentence, never a traceback.
+
+An exception would do for a command under way, but not while modules are loaded: where it comes up in what the interpreter calls
+by the way, it is printed with its traceback and then lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+
+_CODES = {
+    signal.SIGINT: EXIT_INTERRUPTED,
+    signal.SIGTERM: EXIT_TERMINATED,
+    signal.SIGUSR1: EXIT_TERMINATED,
+}
+
+
+def end_on_signals() -> None:
+    """From now on, where no command's own answer is in place."""
+    try:
+        _answer(_end)
+    except KeyboardInterrupt:
+        _end(signal.SIGINT, None)
+
+
+def raise_on_ctrl_c() -> None:
+    """From now on Ctrl-C is a KeyboardInterrupt, as Python has it."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_with(exit_code: int) -> None:
+    """From now on all is done: a signal only hastens the end, and changes nothing about it."""
+    _answer(lambda number, frame: os._exit(exit_code))
+
+
+def _answer(handler: object) -> None:
+    for number in _CODES:
+        # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _end(number: int, frame: object) -> None:
+    # A second signal ends the process even where nobody takes the sentence
+    for one in _CODES:
+        signal.signal(one, signal.SIG_DFL)
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    with contextlib.suppress(OSError):
+        os.write(2, f"fasttrain: stopped by {name}\n".encode())
+    os._exit(_CODES[signal.Signals(number)])

@@ -1,0 +1,153 @@
+"""Owns `resume`: which run is gone on with, and how, for it and for `train --resume auto`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fasttrain.cli.limit_options import (
+    MaxCostOption,
+    MaxHoursOption,
+    OnFinishOption,
+    PriceOption,
+    UntilDiceOption,
+)
+from fasttrain.cli.on_finish import ON_FINISH
+from fasttrain.cli.printing import print_json
+from fasttrain.cli.run_commands import (
+    JsonOption,
+    _limit_threads,
+    _load_engine,
+    _observers,
+    _stopped,
+    _told,
+    _told_all,
+    _watch,
+    process_start,
+)
+from fasttrain.cli.signals import stop_on_signals
+from fasttrain.engine.limits import Limits, ended_by_limit, goes_beyond
+from fasttrain.engine.resuming.auto import asked_otherwise
+from fasttrain.engine.stop import Stopped
+from fasttrain.errors import EXIT_USAGE, RecipeError
+from fasttrain.machine.hardware import wants_gpu
+from fasttrain.recipe import Recipe, resolve
+from fasttrain.run_folder import RunFolder, newest_unfinished
+
+
+def resume_command(
+    run: Annotated[Path | None, typer.Argument(help="Run folder; else the newest unfinished one under ./runs.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of the data set; else where the run began with it.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Another device than the run began on.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            "-s",
+            help="Change a recipe value from here on, such as training.epochs=20; what cannot change is refused with the reason.",
+            metavar="KEY.PATH=VALUE",
+        ),
+    ] = None,
+    max_hours: MaxHoursOption = None,
+    max_cost: MaxCostOption = None,
+    price_per_hour: PriceOption = None,
+    until_dice: UntilDiceOption = None,
+    on_finish: OnFinishOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Go on with a run where it ended.
+
+    From its newest sound checkpoint, exactly; what could not be restored is said. The folder may have been moved, the data too
+    (--data), and the device may be another. With another batch size the samples seen carry on.
+    """
+    ON_FINISH.ask(on_finish)
+    limits = Limits(max_hours, max_cost, price_per_hour, until_dice)
+    if run is None:
+        unfinished, newest = newest_unfinished()
+        if newest is None:
+            raise RecipeError("there is no run under ./runs; name a run folder")
+        if unfinished is None and assignments:
+            raise RecipeError(f"no run under ./runs is unfinished; to change a finished one, name it, such as {newest}")
+        if unfinished is None:
+            failed = RunFolder(newest).never_trained()
+            state = "which failed before its first step: give its command again" if failed else "and done"
+            print(f"nothing to do: no run under ./runs is unfinished; the newest is {newest}, {state}", file=sys.stderr)
+            if failed:
+                return EXIT_USAGE
+            if json:
+                print_json({"status": "done", "run": str(newest)})
+            return 0
+        run = unfinished
+    return go_on(RunFolder(run), data, device, limits, json, assignments or [])
+
+
+def go_on(
+    folder: RunFolder,
+    data: Path | None,
+    device: str | None,
+    limits: Limits,
+    json: bool,
+    assignments: Sequence[str] | Mapping[str, Any] = (),
+    asked: Recipe | None = None,
+) -> int:
+    """Goes on with a run, asked for by `resume`, or by a `train --resume auto` whose recipe is `asked`."""
+    run = folder.path
+    wants_gpu(device or "auto")
+    if not folder.holds_a_run():
+        raise RecipeError(f"{run} holds no run (it has no recipe.yaml); `fasttrain train` begins one")
+    if asked is not None:
+        assignments = asked_otherwise(folder, asked)
+    of_all_folds = folder.folds.exists()
+    if of_all_folds and assignments and asked is None:
+        raise RecipeError(
+            f"{run} holds all folds of a split, and --set is for one: name a fold, such as {folder.fold(0)}"
+        )
+    _limit_threads(resolve(str(folder.recipe), assignments).recipe, device or "auto")
+    over = folder.finished() and not goes_beyond(limits, folder.read_summary(), asked_for=asked is None)
+    over = over and not assignments
+    if over:
+        _tell_over(folder)
+    with stop_on_signals() as stop:
+        engine = _load_engine("cpu" if over else device or "auto")
+        if of_all_folds:
+            from fasttrain.engine.folds import resume_folds
+
+            result = resume_folds(
+                run,
+                data=data,
+                device=device,
+                watch=_watch,
+                stop=stop,
+                began=process_start(),
+                limits=limits,
+                asked_for=asked is None,
+            )
+            return _told_all(result, json)
+        try:
+            result = engine.resume(
+                run,
+                data=data,
+                device=device,
+                observers=_observers(),
+                stop=stop,
+                began=process_start(),
+                limits=limits,
+                asked_for=asked is None,
+                assignments=assignments,
+                asked=asked,
+            )
+        except Stopped:
+            return _stopped(stop)
+    return _told(result, json)
+
+
+def _tell_over(folder: RunFolder) -> None:
+    limit = ended_by_limit(folder.read_summary())
+    ended = f"was ended by {limit}; to go on, resume it with a wider limit" if limit else "is finished"
+    print(f"nothing to do: {folder.path} {ended}", file=sys.stderr)

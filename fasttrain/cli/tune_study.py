@@ -1,0 +1,216 @@
+"""Owns a study under way for the command line: its table and lock, written and printed, and the run with what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasttrain.cli.printing import print_json
+from fasttrain.cli.views import open_view
+from fasttrain.engine.stop import Stopped, StopRequest
+from fasttrain.errors import EXIT_DONE, StorageError, exit_code_of
+from fasttrain.machine.cache_folder import own_cache_folder
+from fasttrain.machine.hardware import wants_gpu
+from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
+from fasttrain.run_folder import RunFolder, new_run_path, write_json
+from fasttrain.telemetry.events import Observer
+
+if TYPE_CHECKING:
+    from fasttrain.recipe import ResolvedRecipe
+    from fasttrain.studies.batch_study import BatchStudy
+    from fasttrain.studies.options import Options
+    from fasttrain.studies.settings_study import SettingsStudy
+
+_SWEEP_SHARE = 0.5
+
+
+class TuneStudy:
+    """One of the two commands under way: where it writes, and what it has found."""
+
+    def __init__(
+        self,
+        resolved: ResolvedRecipe,
+        data: Path | None,
+        run: Path | None,
+        device: str,
+        options: Options,
+        json: bool,
+        wide: bool,
+    ) -> None:
+        wants_gpu(device)
+        self.resolved = resolved
+        self.data = data
+        self.device = device
+        self.options = options
+        self.json = json
+        self.wide = wide
+        self.named = run is not None
+        self.folder = RunFolder(run if run is not None else new_run_path(resolved.recipe.name))
+        self.folder.check_new()
+        self.found: dict[str, Any] = {}
+        self.batches: BatchStudy | None = None
+        self.settings: SettingsStudy | None = None
+
+    def study(self, stop: StopRequest, told: bool = True) -> int:
+        """Runs the trials, and writes and prints what they found, also where they were stopped or one failed.
+
+        told: the document goes to stdout, which else is the run's.
+        """
+        from fasttrain.studies.lock import check_place
+
+        check_place(own_cache_folder())
+        self._take_folder()
+        try:
+            return self._study(stop, told)
+        finally:
+            self.folder.release()
+
+    def _take_folder(self) -> None:
+        """Makes the run's folder and claims it; a second study never writes into it, also where both begin in one second."""
+        while True:
+            try:
+                self.folder.path.mkdir(parents=True, exist_ok=self.named)
+                self.folder.claim()
+                return
+            except OSError as error:
+                if isinstance(error, FileExistsError) and not self.named:
+                    self.folder = RunFolder(new_run_path(self.resolved.recipe.name))
+                    continue
+                raise StorageError(
+                    f"run folder {self.folder.path} cannot be made: {error.strerror}; choose another with --run"
+                ) from error
+
+    def _study(self, stop: StopRequest, told: bool) -> int:
+        from fasttrain.studies.trials import TrialServer
+
+        limit_threads(thread_count(self.resolved.recipe.acceleration.threads, probably_on_gpu(self.device))[0])
+        stop.begun = True
+        view = open_view(sys.stderr)
+        try:
+            server = TrialServer(self.folder.tune / "trials", view.on_event, stop)
+            try:
+                self._run(server, view)
+            finally:
+                server.close()
+            self._lock()
+        except Stopped:
+            view.close()
+            self._write("stopped", stop.exit_code)
+            self._print("stopped", stop.exit_code)
+            print("fasttrain: stopped; the table holds what was measured until then", file=sys.stderr)
+            return stop.exit_code
+        except BaseException as error:
+            view.close()
+            # A disk that is full already must not take the place of the first error
+            with contextlib.suppress(StorageError):
+                self._write("failed", exit_code_of(error))
+            if not self.json:
+                self._print("failed")
+            raise
+        view.close()
+        self._write("done")
+        if told or not self.json:
+            self._print("done")
+        return EXIT_DONE
+
+    def train(self, stop: StopRequest) -> int:
+        """The full run with what was found."""
+        from fasttrain.cli.run_commands import _load_engine
+
+        assert self.batches is not None
+        tuned = self.batches.recipe_with(self.batches.settings)
+        engine = _load_engine(self.device)
+        view = open_view(sys.stderr)
+        result = engine.train(
+            tuned,
+            data=self.data,
+            run=self.folder.path,
+            device=self.device,
+            observers=[view],
+            stop=stop,
+            began=time.time(),
+            asked=self.resolved.recipe,
+        )
+        if self.json:
+            print_json({"run": str(result.run), **result.summary, "tuned": self.found})
+        return int(result.exit_code)
+
+    def _run(self, server: Any, view: Observer) -> None:
+        from fasttrain.studies.batch_study import BatchStudy
+        from fasttrain.studies.measuring import Measuring
+        from fasttrain.studies.settings_study import SettingsStudy
+        from fasttrain.studies.turns import told_of_others
+
+        share = _SWEEP_SHARE if self.wide else 1.0
+        measuring = Measuring(self.data, self.device, server, self.options, view.on_event)
+        self.batches = BatchStudy(self.resolved, measuring, share, self._keep)
+        measuring.look(self.resolved)
+        with told_of_others(own_cache_folder(), measuring.machine, view.on_event):
+            self.batches.run()
+            if self.wide:
+                self.settings = SettingsStudy(self.batches)
+                self.settings.run()
+
+    def _lock(self) -> None:
+        from fasttrain.studies.lock import lock_record, write_lock
+
+        assert self.batches is not None
+        more = {"command": "tune" if self.wide else "tune-batch", **self._document()}
+        record = lock_record(self.resolved, self.batches.measuring.machine, self.batches.settings, more)
+        cache = own_cache_folder()
+        machine_lock = write_lock(record, self.folder.tune / "lock.json", cache)
+        self.found = {**record, "machine_lock": str(machine_lock)}
+
+    def _document(self) -> dict[str, Any]:
+        batches, settings = self.batches, self.settings
+        return {
+            **(batches.document() if batches is not None else {}),
+            **(settings.document() if settings is not None else {}),
+        }
+
+    def _state(self, status: str, exit_code: int) -> dict[str, Any]:
+        batches = self.batches
+        return {
+            "status": status,
+            "exit_code": exit_code,
+            "recipe": self.resolved.recipe.name,
+            "run": str(self.folder.path),
+            **(self.found or self._document()),
+            "settings": dict(batches.settings) if batches is not None else {},
+            "machine": batches.measuring.machine if batches is not None else {},
+        }
+
+    def _keep(self) -> None:
+        """After each trial, so that a process which is killed leaves the table so far."""
+        write_json(self.folder.tune / "table.json", self._state("running", EXIT_DONE))
+
+    def _write(self, status: str, exit_code: int = EXIT_DONE) -> None:
+        from fasttrain.studies.picture import draw_sweep
+
+        batches = self.batches
+        if batches is not None and batches.points:
+            write_json(self.folder.tune / "table.json", self._state(status, exit_code))
+            title = f"{self.resolved.recipe.name} on {batches.measuring.machine.get('device_name')}"
+            picture = self.folder.tune / "batch.png"
+            draw_sweep(batches.points, batches.chosen, picture, title, batches.measuring.machine.get("gpu_bytes"))
+
+    def _print(self, status: str, exit_code: int = EXIT_DONE) -> None:
+        from fasttrain.cli.tune_table import print_batches, print_settings, print_settings_found
+
+        if self.json:
+            print_json(self._state(status, exit_code))
+            return
+        if self.batches is not None:
+            print_batches(self.batches)
+        if self.settings is not None:
+            print_settings(self.settings)
+        if status == "done":
+            assert self.batches is not None
+            lock = str(self.folder.tune / "lock.json")
+            places = [shlex.quote(lock), shlex.quote(self.found["machine_lock"])]
+            print_settings_found(self.batches.settings, places)
+        sys.stdout.flush()

@@ -1,0 +1,207 @@
+"""Owns the limits that a user sets to a run (hours, cost, a score), and the account of what it took and will take."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fasttrain.engine.stop import StopRequest
+from fasttrain.errors import EXIT_DONE, RecipeError
+from fasttrain.telemetry.attempts import Attempt
+from fasttrain.wording import counted
+
+_HOUR = 3600.0
+_SET_BY = ("--max-hours", "--max-cost", "--until-dice")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a run is to end though its epochs are not over; it then counts as done, and `stopped_by` says which limit it was.
+
+    max_hours: of this process, from its start. max_cost: USD of the whole run, all its attempts counted, at `price_per_hour`.
+    until_dice: the validation's headline. Raises RecipeError for a value that can be no limit.
+    """
+
+    max_hours: float | None = None
+    max_cost: float | None = None
+    price_per_hour: float | None = None
+    until_dice: float | None = None
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} {value:g}: should be a number above 0"
+            for name, value in (
+                ("--max-hours", self.max_hours),
+                ("--max-cost", self.max_cost),
+                ("--price-per-hour", self.price_per_hour),
+            )
+            if value is not None and not (math.isfinite(value) and value > 0)
+        ]
+        if self.until_dice is not None and not 0 < self.until_dice <= 1:
+            faults.append(f"--until-dice {self.until_dice:g}: should be above 0 and at most 1, such as 0.9")
+        if self.max_cost is not None and self.price_per_hour is None:
+            faults.append(
+                f"--max-cost {self.max_cost:g} needs --price-per-hour P, what an hour of this machine costs in USD"
+            )
+        if faults:
+            raise RecipeError(faults)
+
+    @property
+    def options(self) -> str:
+        """As on a command line, such as ` --max-cost 10 --price-per-hour 2.5`; empty where nothing is limited."""
+        values = zip(
+            (*_SET_BY[:2], "--price-per-hour", _SET_BY[2]),
+            (self.max_hours, self.max_cost, self.price_per_hour, self.until_dice),
+            strict=True,
+        )
+        return "".join(f" {name} {value:g}" for name, value in values if value is not None)
+
+    def reached_by(self, dice: float | None) -> str | None:
+        """The reason of a stop where the score is as good as was asked for."""
+        if self.until_dice is None or dice is None or not dice >= self.until_dice:
+            return None
+        return f"--until-dice {self.until_dice:g}"
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a run has taken over all its attempts: `earlier` ones, and this one since `began` (Unix seconds).
+
+    An earlier attempt whose price nobody told is counted at this one's.
+    """
+
+    began: float
+    price_per_hour: float | None = None
+    earlier: Sequence[Attempt] = ()
+    now: Callable[[], float] = time.time
+
+    @property
+    def process_hours(self) -> float:
+        """Of this attempt."""
+        return max(self.now() - self.began, 0.0) / _HOUR
+
+    @property
+    def earlier_hours(self) -> float:
+        """Of the attempts before it."""
+        return sum(attempt.seconds for attempt in self.earlier) / _HOUR
+
+    def hours(self, seconds_left: float = 0.0) -> float:
+        """Of all attempts; at the end of the run where `seconds_left` are still to come."""
+        return self.earlier_hours + self.process_hours + seconds_left / _HOUR
+
+    def cost(self, seconds_left: float = 0.0) -> float | None:
+        """USD of all attempts, likewise; None where no price is known."""
+        price = self.price_per_hour
+        if price is None:
+            return None
+        earlier = sum(attempt.seconds / _HOUR * (attempt.price_per_hour or price) for attempt in self.earlier)
+        return earlier + (self.process_hours + seconds_left / _HOUR) * price
+
+    def projected(self, seconds_left: float | None) -> tuple[float | None, float | None]:
+        """Hours and USD of all attempts when the last epoch is over; None where no step was measured or no price is known."""
+        return (None, None) if seconds_left is None else (self.hours(seconds_left), self.cost(seconds_left))
+
+    def record(self, seconds_left: float | None) -> dict[str, Any]:
+        """For `summary.json`: `hours` and `cost` of this process, of the whole run, and projected to its last epoch.
+
+        `cost` is None where no price is known, `projected` where no step was measured.
+        """
+        hours, cost = self.projected(seconds_left)
+        price = self.price_per_hour
+        return {
+            "attempts": len(self.earlier) + 1,
+            "hours": {"process": self.process_hours, "run": self.hours(), "projected": hours},
+            "cost": None
+            if price is None
+            else {
+                "price_per_hour": price,
+                "process": self.process_hours * price,
+                "run": self.cost(),
+                "projected": cost,
+            },
+        }
+
+
+def ended_by_limit(summary: dict[str, Any]) -> str | None:
+    """The limit that a run was ended by, as its summary has it (`--max-hours 2`); None where it was another end."""
+    stopped_by = summary.get("stopped_by")
+    ended = summary.get("status") == "done" and isinstance(stopped_by, str) and stopped_by.startswith(_SET_BY)
+    return str(stopped_by) if ended else None
+
+
+def goes_beyond(limits: Limits, summary: dict[str, Any], asked_for: bool) -> bool:
+    """Whether a run that a limit ended is to go on, since the limits given now are wider than that one.
+
+    A wider cost or score says so by itself. Hours count for one process, so that the same `--max-hours` in a loop would never
+    end: they only do where a person `asked_for` the run to go on (`resume RUN`, not `--resume auto`).
+    """
+    ended = ended_by_limit(summary)
+    if ended is None:
+        return False
+    name = ended.split()[0]
+    cost, best = (summary.get("cost") or {}).get("run"), (summary.get("best") or {}).get("value")
+    if name == "--max-cost" and limits.max_cost is not None:
+        return cost is not None and limits.max_cost > cost
+    if name == "--until-dice" and limits.until_dice is not None:
+        return best is None or limits.until_dice > best
+    return asked_for and (limits.max_hours is not None or limits.max_cost is not None or limits.until_dice is not None)
+
+
+def spent_before(limits: Limits, account: Account) -> tuple[str, str] | None:
+    """(`--max-cost 10`, a sentence) where the attempts before this one have cost what the run may cost; else None."""
+    cost = account.cost()
+    if limits.max_cost is None or cost is None or cost < limits.max_cost:
+        return None
+    attempts = counted(len(account.earlier), "attempt")
+    text = f"nothing to do: the run has cost {cost:.2f} USD in {attempts}; to go on, resume it with a --max-cost above that"
+    return f"--max-cost {limits.max_cost:g}", text
+
+
+def told_of_limits(limits: Limits, account: Account) -> str:
+    """What the limits bind and what counts towards them, for the start of a run; empty where there is none."""
+    parts = []
+    if limits.max_hours is not None:
+        parts.append(f"--max-hours {limits.max_hours:g}, counted from the start of this process")
+    if limits.max_cost is not None:
+        attempts = len(account.earlier)
+        before = (
+            f", {account.cost():.2f} USD of it spent, {counted(attempts, 'earlier attempt')} counted"
+            if attempts
+            else ""
+        )
+        parts.append(f"--max-cost {limits.max_cost:g} USD at {limits.price_per_hour:g} an hour{before}")
+    if limits.until_dice is not None:
+        parts.append(f"--until-dice {limits.until_dice:g}")
+    return f"ends at the latest by {'; or '.join(parts)}" if parts else ""
+
+
+class LimitTimer:
+    """Asks for a stop, from a thread of its own, when the hours or the money are over: in whatever phase the run is then."""
+
+    def __init__(self, limits: Limits, account: Account, stop: StopRequest) -> None:
+        seconds, reason = _time_left(limits, account)
+        self._timer: threading.Timer | None = None
+        if seconds <= threading.TIMEOUT_MAX:
+            self._timer = threading.Timer(max(seconds, 0.0), stop.ask, (reason, EXIT_DONE))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        """The run is over; may be called twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _time_left(limits: Limits, account: Account) -> tuple[float, str]:
+    """Seconds until the first of the limits, and its name; infinite where there is none."""
+    left = [(math.inf, "")]
+    if limits.max_hours is not None:
+        left.append(((limits.max_hours - account.process_hours) * _HOUR, f"--max-hours {limits.max_hours:g}"))
+    cost = account.cost()
+    if limits.max_cost is not None and limits.price_per_hour is not None and cost is not None:
+        left.append(((limits.max_cost - cost) / limits.price_per_hour * _HOUR, f"--max-cost {limits.max_cost:g}"))
+    return min(left)

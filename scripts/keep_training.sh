@@ -1,0 +1,198 @@
+#!/usr/bin/env bash
+# Trains to the end, whatever ends a try: scripts/keep_training.sh --run DIR --recipe NAME [further arguments of fasttrain train]
+#
+# Begins the run in DIR once and resumes it ever after (`train --resume auto`). Made for a pod's start command, as the container's
+# first process too: a signal is passed on to the training, which saves, and ends the loop.
+#
+#   ends on       0 done, 2 usage or recipe, 3 data, 4 machine, 6 disk, 7 diverged, 130 Ctrl-C, and after a signal of its own
+#   tries again   after all others, among them 1 a bug, 5 out of memory, 137 killed, 143 told to stop by someone else
+#   gives up      after five tries without a checkpoint of a later step, with the code of the last one
+#
+# --on-finish is carried out at the end of the loop, not of every try: after each of its ends but that by a signal (SIGTERM).
+#
+#   FASTTRAIN=COMMAND          the fasttrain to use (default: that on PATH, else .venv/bin/fasttrain in the checkout)
+#   FASTTRAIN_TRIES=5          tries without a later checkpoint
+#   FASTTRAIN_RETRY_SECONDS=10 pause between two tries
+set -euo pipefail
+# Each try is a process group of its own, with Ctrl-C as it was: what bash starts in the background ignores it otherwise
+set -m
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+tries="${FASTTRAIN_TRIES:-5}"
+pause="${FASTTRAIN_RETRY_SECONDS:-10}"
+run=""
+on_finish=""
+arguments=()
+child=""
+signalled=""
+signals=0
+pending=""
+
+say() { printf 'keep_training: %s\n' "$*" >&2; }
+
+refuse() {
+  say "$2"
+  exit "$1"
+}
+
+find_fasttrain() {
+  local found="${FASTTRAIN:-}"
+  [[ -n "$found" ]] || found="$(command -v fasttrain || true)"
+  [[ -n "$found" || ! -x "$root/.venv/bin/fasttrain" ]] || found="$root/.venv/bin/fasttrain"
+  command -v "${found:-fasttrain}" >/dev/null ||
+    refuse 4 "${found:-fasttrain} was not found; make it with $root/scripts/setup_env.sh, or name it with FASTTRAIN=/path/to/fasttrain"
+  fasttrain="$found"
+}
+
+take_arguments() {
+  while (($#)); do
+    case "$1" in
+      --run | --on-finish | --resume)
+        (($# > 1)) || refuse 2 "$1 needs a value"
+        take "$1" "$2"
+        shift
+        ;;
+      --run=* | --on-finish=* | --resume=*) take "${1%%=*}" "${1#*=}" ;;
+      *) arguments+=("$1") ;;
+    esac
+    shift
+  done
+  [[ -n "$run" ]] || refuse 2 "--run DIR is missing: the folder, on a disk that outlives the machine, in which the run is begun and resumed"
+}
+
+take() {
+  case "$1" in
+    --run) run="$2" ;;
+    --on-finish) on_finish="$2" ;;
+    --resume) [[ "$2" == auto ]] || refuse 2 "--resume $2: this script always resumes by itself (--resume auto)" ;;
+  esac
+}
+
+# Before anything is trained: a machine that cannot be stopped would be found out when nobody watches
+check_on_finish() {
+  [[ "$on_finish" != stop-pod ]] || "$root/scripts/runpod/stop_pod.sh" --check || exit $?
+}
+
+# The latest step that a checkpoint was saved of, summed over the folds where there are some.
+saved_steps() {
+  local file step total=0
+  for file in "$run"/events.jsonl "$run"/fold_*/events.jsonl; do
+    [[ -f "$file" ]] || continue
+    step="$(sed -n 's/.*"event": *"CheckpointSaved".*"step": *\([0-9][0-9]*\).*/\1/p' "$file" | sort -n | tail -n 1)"
+    total=$((total + ${step:-0}))
+  done
+  printf '%s' "$total"
+}
+
+# To the training alone, which ends its workers itself; where it is about to begin, once there is one. Each signal once: a second
+# one ends it at once.
+# shellcheck disable=SC2329  # the traps call it
+pass_on() {
+  signalled="$1"
+  signals=$((signals + 1))
+  if [[ -n "$child" ]]; then
+    kill -s "$1" "$child" 2>/dev/null || true
+  else
+    pending="$1"
+  fi
+}
+
+start() {
+  pending=""
+  "$@" </dev/null &
+  child=$!
+  [[ -z "$pending" ]] || kill -s "$pending" "$child" 2>/dev/null || true
+}
+
+# Waits for the child to its end, however many signals cut the wait short, and sets `code`.
+wait_for_child() {
+  local before answer
+  code=127
+  while :; do
+    before="$signals"
+    answer=0
+    wait "$child" || answer=$?
+    # 127: that the child has ended was told by the wait before this one
+    [[ "$answer" == 127 ]] || code="$answer"
+    [[ "$signals" != "$before" ]] || break
+  done
+  child=""
+  # What a training that has only just begun makes of SIGUSR1
+  [[ "$signalled" != USR1 || "$code" != 138 ]] || code=143
+}
+
+rest() {
+  start sleep "$1"
+  wait_for_child
+}
+
+is_final() {
+  case "$1" in
+    0 | 2 | 3 | 4 | 6 | 7 | 130) return 0 ;;
+    *) return 1 ;;
+  esac
+}
+
+# Runs the training again and again, and sets `code` to that of the last try.
+keep_training() {
+  local best now without=0
+  best="$(saved_steps)"
+  while [[ -z "$signalled" ]]; do
+    start "$fasttrain" train --resume auto --run "$run" ${arguments[@]+"${arguments[@]}"}
+    wait_for_child
+    [[ -z "$signalled" ]] && ! is_final "$code" || return 0
+    now="$(saved_steps)"
+    without=$((without + 1))
+    if ((now > best)); then
+      best="$now"
+      without=0
+    fi
+    if ((without >= tries)); then
+      say "giving up: $without tries in a row ended without a checkpoint of a later step, the last with exit code $code"
+      return 0
+    fi
+    if ((without)); then
+      say "exit code $code; trying again in $pause s ($without of $tries tries without a checkpoint of a later step)"
+    else
+      say "exit code $code after a checkpoint of a later step; trying again in $pause s"
+    fi
+    rest "$pause"
+  done
+}
+
+finish() {
+  local how=0 before
+  # Whoever sent SIGTERM takes the machine away, and the run is to go on elsewhere
+  if [[ -z "$on_finish" || "$signalled" == TERM || "$signalled" == USR1 ]]; then
+    return 0
+  fi
+  if [[ "$1" == 130 ]]; then
+    say "--on-finish follows in 5 s; Ctrl-C now leaves it out"
+    before="$signals"
+    rest 5
+    [[ "$signals" == "$before" ]] || return 0
+  fi
+  # As `fasttrain train` does it: its output to stderr, its failure told, the exit code left as it is
+  if [[ "$on_finish" == stop-pod ]]; then
+    "$root/scripts/runpod/stop_pod.sh" >&2 || how=$?
+  else
+    FASTTRAIN_EXIT_CODE="$1" FASTTRAIN_RUN="$run" sh -c "$on_finish" </dev/null >&2 || how=$?
+  fi
+  ((how == 0)) || say "--on-finish failed (exit code $how): $on_finish"
+}
+
+main() {
+  local code=0 last
+  find_fasttrain
+  take_arguments "$@"
+  check_on_finish
+  trap 'pass_on TERM' TERM HUP
+  trap 'pass_on INT' INT
+  trap 'pass_on USR1' USR1
+  keep_training
+  last="$code"
+  finish "$last"
+  exit "$last"
+}
+
+main "$@"

@@ -1,0 +1,168 @@
+"""--on-finish with real processes: it follows every final end, never one by SIGTERM, and changes no exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pod_stubs import Place
+
+from fasttrain.cli.on_finish import OnFinish
+from fasttrain.errors import MachineError, RecipeError
+
+NOTES = 'echo "$FASTTRAIN_EXIT_CODE $FASTTRAIN_RUN" >>NOTED; echo said by the command; exit 9'
+
+
+class Run:
+    """A `fasttrain train` of the tiny demo, in a process and a folder of its own."""
+
+    def __init__(self, folder: Path, phantoms: Path, values: dict, *more: str) -> None:
+        folder.mkdir()
+        self.noted, self.run = folder / "noted", folder / "run"
+        sets = [part for key, value in values.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+        command = [
+            sys.executable,
+            "-m",
+            "fasttrain",
+            "train",
+            "--recipe",
+            "demo",
+            "--data",
+            phantoms,
+            "--run",
+            self.run,
+            *sets,
+        ]
+        command += ["--device", "cpu", "--json", "--on-finish", NOTES.replace("NOTED", str(self.noted)), *more]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
+        self.process = subprocess.Popen(command, cwd=folder, **pipes)
+
+    def wait_for(self, event: str) -> None:
+        events, until = self.run / "events.jsonl", time.monotonic() + 120
+        while not (events.exists() and f'"{event}"' in events.read_text()):
+            assert self.process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+    def notes(self) -> list[str]:
+        return self.noted.read_text().splitlines() if self.noted.exists() else []
+
+
+def test_it_follows_success_and_failure_and_never_sigterm(tiny_values: dict, phantoms: Path, tmp_path: Path) -> None:
+    # At once, since most of the time is the start of Python
+    long = {**tiny_values, "training.epochs": 10_000}
+    broken = tmp_path / "data"
+    broken.mkdir()
+    plain = {"data.source": {"kind": "folders", "images": "imagesTr", "labels": "labelsTr"}}
+    limited = Run(tmp_path / "limited", phantoms, long, "--until-dice", "0.000001", "--price-per-hour", "2.5")
+    told = Run(tmp_path / "told", phantoms, long)
+    faulty = Run(tmp_path / "faulty", broken, {**tiny_values, **plain})
+
+    told.wait_for("StepLogged")
+    told.process.send_signal(signal.SIGTERM)
+    code, out, err = told.end()
+    assert code == 143, err
+    assert told.notes() == []
+
+    code, out, err = faulty.end()
+    assert code == 3
+    # There is no run of it
+    assert faulty.notes() == ["3 "]
+    assert json.loads(out)["exit_code"] == 3
+    assert "--on-finish failed (exit code 9)" in err.splitlines()[-1]
+    # The run's own errors came first
+    assert err.splitlines()[-2] == "said by the command"
+    assert str(broken) in err.splitlines()[0]
+
+    code, out, err = limited.end()
+    assert code == 0, err
+    assert limited.notes() == [f"0 {limited.run}"]
+    assert json.loads(out)["stopped_by"] == "--until-dice 1e-06"
+    assert err.splitlines()[-2] == "said by the command"
+    assert " USD" in err
+
+
+def test_a_refusal_after_the_options_were_read_is_an_end_too(tmp_path: Path) -> None:
+    """A start command with a misspelt recipe must not bill for ever."""
+    place = Place(tmp_path).on_a_pod()
+    command = [sys.executable, "-m", "fasttrain", "train", "--recipe", "hipocampus", "--on-finish", "stop-pod"]
+    done = subprocess.run(command, **place.options({"PYTHONPATH": str(Path(__file__).resolve().parents[2])}))
+    assert done.returncode == 2
+    assert place.calls("runpodctl") == ["pod stop abc"]
+    assert "will be stopped when the run has ended; a stopped pod still bills its volume disk" in done.stderr
+
+
+def test_elsewhere_stop_pod_is_refused_before_anything_else(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    command = [sys.executable, "-m", "fasttrain", "train", "--recipe", "hipocampus", "--on-finish", "stop-pod"]
+    done = subprocess.run(command, **place.options({"PYTHONPATH": str(Path(__file__).resolve().parents[2])}))
+    assert done.returncode == 4
+    assert "stop-pod works on a RunPod pod, and this is none" in done.stderr
+
+
+@pytest.fixture
+def asked(tmp_path: Path):
+    """An OnFinish that would leave a mark."""
+    finish = OnFinish()
+    finish.ask(f"touch {tmp_path}/mark")
+    return finish, tmp_path / "mark"
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 6, 7, 130, 141])
+def test_every_final_code_is_followed(asked, code: int) -> None:
+    finish, mark = asked
+    finish.carry_out(code, seconds_to_stay=0)
+    assert mark.exists()
+    mark.unlink()
+    # Once
+    finish.carry_out(code, seconds_to_stay=0)
+    assert not mark.exists()
+
+
+def test_143_is_not(asked) -> None:
+    finish, mark = asked
+    finish.carry_out(143)
+    assert not mark.exists()
+
+
+def test_a_second_ctrl_c_keeps_it_from_running(asked, capsys: pytest.CaptureFixture[str]) -> None:
+    finish, mark = asked
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        finish.carry_out(130, seconds_to_stay=30)
+    finally:
+        signal.signal(signal.SIGINT, former)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert not mark.exists()
+    assert "Ctrl-C now leaves it out" in capsys.readouterr().err
+
+
+def test_a_pod_that_cannot_be_stopped_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(tmp_path).on_a_pod("broken")
+    for name in ("PATH", "RUNPOD_POD_ID", "STUB_RUNPODCTL", "STUB_LOG"):
+        monkeypatch.setenv(name, place.environ[name])
+    monkeypatch.setattr("fasttrain.machine.runpod.time.sleep", lambda seconds: None)
+    finish = OnFinish()
+    finish.ask("stop-pod")
+    finish.carry_out(0)
+    assert "could NOT be stopped and goes on being billed: Error: no route to host" in capsys.readouterr().err
+
+
+def test_what_cannot_be_carried_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUNPOD_POD_ID", raising=False)
+    with pytest.raises(RecipeError, match="--on-finish is empty"):
+        OnFinish().ask("  ")
+    with pytest.raises(MachineError, match="--on-finish 'COMMAND'"):
+        OnFinish().ask("stop-pod")
