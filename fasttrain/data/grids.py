@@ -101,6 +101,12 @@ def reoriented(values: np.ndarray, grid: Grid, reference: Grid) -> tuple[np.ndar
     return moved, Grid(moved.shape, grid.affine @ in_four(step))
 
 
+def is_sheared(axes: np.ndarray, shape: Sequence[int]) -> bool:
+    """Whether the axes of a grid, the columns of `axes` [world, axis], lean by a thousandth of a voxel over its length."""
+    directions = axes / np.sqrt((axes**2).sum(axis=0))
+    return bool(np.abs(directions.T @ directions - np.eye(len(shape))).max() * max(shape) > EXACT_VOXELS)
+
+
 def slabs(shape: Sequence[int]) -> Iterator[slice]:
     """Runs of whole rows of the first axis, of some million voxels: what is computed for one at a time takes little memory."""
     step = max(1, _SLAB_VOXELS // max(math.prod(shape[1:]), 1))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fasttrain.data.grids import is_sheared
 from fasttrain.data.volumes import voxels_along
 
 _BLOCK_VALUES = 1 << 18
 """Of the planes that are worked on at once, a megabyte: what is read again then lies in the processor's cache."""
-_SHEAR_VOXELS = 1e-3
 
 
 def resample(
@@ -24,9 +24,7 @@ def resample(
     tenth of the time. A sheared grid, whose new axes are not those of the old, is left to MONAI.
     """
     shape = tuple(steps[0].shape[1:])
-    linear = affine[:-1, :-1] / np.linalg.norm(affine[:-1, :-1], axis=0)
-    shear = np.abs(linear.T @ linear - np.eye(len(shape))).max() * max(shape)
-    if shear > _SHEAR_VOXELS:
+    if is_sheared(affine[:-1, :-1], shape):
         return _resampled_by_monai(steps, affine, spacing)
     stride = np.asarray(spacing, dtype=np.float64) / own
     places = []
@@ -67,7 +65,7 @@ class _Between:
         self.lower = np.floor(places).astype(np.intp)
         self.upper = np.minimum(self.lower + 1, length - 1)
         self.share = (places - self.lower).astype(np.float32)
-        self.all_kept = len(places) == length and not self.share.any()
+        self.all_kept = np.array_equal(places, np.arange(length))
 
     def of(self, values: np.ndarray, axis: int, part: slice = slice(None)) -> np.ndarray:
         """Interpolated at the places of `part` along `axis`; exact where both neighbours are equal."""

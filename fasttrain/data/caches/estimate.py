@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fasttrain.data.grids import is_sheared
 from fasttrain.data.reading import check_channels, check_same_grid, split_shape
 from fasttrain.data.volume_files import read_header
 from fasttrain.data.volumes import ITEM_BYTES, preprocessed_shape, sample_bytes
@@ -77,11 +78,20 @@ def _build_bytes(case: Case, recipe: Recipe) -> int:
         image + stored + _packed_bytes(case.images[0]),
         image + label,
         2 * image + 2 * read,
-        # MONAI's grid of coordinates in two layouts, the image before and after, and once more in the order that torch asks for
-        image + read + made * (24 + 12 * channels) if resampled else 0,
+        image + read + _resampling_bytes(header.affine[:3, : len(spatial)], spatial, made, channels)
+        if resampled
+        else 0,
         padded * (8 * channels + 2),
     )
     return int(max(steps) * _MARGIN) + min(_SLABS_BYTES, _SLAB_VOXEL_BYTES * max(read, padded))
+
+
+def _resampling_bytes(axes: np.ndarray, spatial: tuple[int, ...], made: int, channels: int) -> int:
+    if is_sheared(axes, spatial):
+        # MONAI's grid of coordinates in two layouts, the image after, and once more in the order that torch asks for
+        return made * (24 + 12 * channels)
+    # The image after, and the label while it goes from one axis to the next
+    return made * (4 * channels + 3)
 
 
 def _packed_bytes(path: Path) -> int:
