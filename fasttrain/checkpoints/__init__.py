@@ -1,12 +1,10 @@
 """Checkpoints: copied between two steps, written whole with a checksum beside the training, read back only when sound."""
 
-from fasttrain.checkpoints.background import Background
 from fasttrain.checkpoints.read import ReadCheckpoint, newest_good, read_checkpoint
 from fasttrain.checkpoints.snapshot import Snapshot, Snapshots
 from fasttrain.checkpoints.write import checkpoint_bytes, free_bytes, write_checkpoint
 
 __all__ = [
-    "Background",
     "ReadCheckpoint",
     "Snapshot",
     "Snapshots",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable, Sequence
 
+from fasttrain.background import Background
 from fasttrain.batches import Resident, fill
 from fasttrain.data.caches import Told, open_case_source
 from fasttrain.data.preprocess import Preprocess
@@ -81,39 +82,28 @@ class _Opening:
         self._work = work
         self._told = told
         self._said: list[tuple[str, str]] = []
-        self._source: CaseSource | None = None
-        self._failure: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._beside: Background[CaseSource] = Background("reading validation cases")
 
     def begin(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="reading validation cases", daemon=True)
-        self._thread.start()
+        self._beside.give(self._open)
 
     def result(self) -> CaseSource:
         """Waits for it; raises what opening raised."""
-        if self._thread is None:
-            self._run()
-        else:
-            self._thread.join()
-        for text, level in self._said:
-            self._told(text, level)
-        if self._failure is not None:
-            raise self._failure
-        assert self._source is not None
-        return self._source
+        try:
+            return self._beside.fetch() if self._beside.given else self._open()
+        finally:
+            for text, level in self._said:
+                self._told(text, level)
 
     def give_up(self) -> None:
         """Waits for what was begun and closes it: a thread that reads when the interpreter ends aborts the process."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._source is not None:
-            self._source.close()
+        if self._beside.given:
+            # What the other part raised is under way already
+            with contextlib.suppress(BaseException):
+                self._beside.fetch().close()
 
-    def _run(self) -> None:
-        try:
-            self._source = self._work(lambda text, level: self._said.append((text, level)))
-        except BaseException as error:
-            self._failure = error
+    def _open(self) -> CaseSource:
+        return self._work(lambda text, level: self._said.append((text, level)))
 
 
 def _open(

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from fasttrain.checkpoints import Background, Snapshot, Snapshots, write_checkpoint
+from fasttrain.background import Background
+from fasttrain.checkpoints import Snapshot, Snapshots, write_checkpoint
 from fasttrain.engine.saving_job import Job, Written, told_once
 from fasttrain.engine.state import TrainState
 from fasttrain.errors import StorageError, ran_out_of_memory
@@ -46,7 +47,7 @@ class Saver:
         self.intervals = parse_intervals(spec.checkpoint_every)
         self._saved_at = time.monotonic()
         self._snapshots = Snapshots()
-        self._background: Background[list[Written] | None] = Background()
+        self._background: Background[list[Written] | None] = Background("checkpoint-writer")
         self._job: Job | None = None
         self._lock = threading.RLock()
         self._deferred = False

@@ -10,7 +10,8 @@ import pytest
 import torch
 from test_checkpoints_files import same, state, without_frame
 
-from fasttrain.checkpoints import Background, Snapshots, checkpoint_bytes, free_bytes, read_checkpoint, write_checkpoint
+from fasttrain.background import Background
+from fasttrain.checkpoints import Snapshots, checkpoint_bytes, free_bytes, read_checkpoint, write_checkpoint
 
 
 def test_a_copy_is_of_its_moment_and_keeps_types_shapes_and_layouts() -> None:
@@ -94,7 +95,7 @@ def test_copies_of_a_gpu_are_behind_the_steps_before_and_ahead_of_the_next() -> 
 
 
 def test_a_job_goes_on_beside_and_its_error_comes_with_its_result() -> None:
-    background: Background[int] = Background()
+    background: Background[int] = Background("writer")
     go_on = threading.Event()
     background.give(lambda: 7 if go_on.wait(10) else 8)
     assert background.busy

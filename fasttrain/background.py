@@ -1,4 +1,4 @@
-"""Owns the thread beside a training that writes its checkpoints, one job at a time."""
+"""Owns a thread beside the one that works on, which carries out one job at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Background(Generic[Result]):
     The thread ends with its job and with the process: what it had half written then is left under a temporary name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._thread: threading.Thread | None = None
         self._results: list[Result] = []
         self._error: BaseException | None = None
@@ -33,7 +34,7 @@ class Background(Generic[Result]):
     def give(self, job: Callable[[], Result]) -> None:
         """Begins a job; the one before must be fetched."""
         assert self._thread is None
-        self._thread = threading.Thread(target=self._carry_out, args=(job,), name="checkpoint-writer", daemon=True)
+        self._thread = threading.Thread(target=self._carry_out, args=(job,), name=self._name, daemon=True)
         self._thread.start()
 
     def fetch(self) -> Result:
