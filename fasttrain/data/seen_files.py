@@ -64,6 +64,15 @@ class SeenFiles:
         with self._lock:
             self._room = room_bytes
 
+    @property
+    def room_bytes(self) -> int:
+        """For further whole files."""
+        return self._room
+
+    def has(self, key: Key | None) -> bool:
+        """Whether the whole file is kept; it stays so."""
+        return key in self._files
+
     def stop_keeping(self) -> None:
         """What was kept can still be taken."""
         with self._lock:

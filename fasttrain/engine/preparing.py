@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from fasttrain.data.caches import build_bytes, estimate_bytes
 from fasttrain.data.finding import cases_for
 from fasttrain.data.location import data_root
+from fasttrain.data.reading_ahead import reading_ahead
 from fasttrain.data.seen_files import SEEN
 from fasttrain.data.sources.unlabelled import channel_suffixes
 from fasttrain.data.splits import Split
@@ -33,6 +36,10 @@ from fasttrain.recipe import Recipe
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
 from fasttrain.telemetry.events import Event, Message
 from fasttrain.telemetry.tensorboard import require_tensorboard
+
+_CPUS_FOR_THE_PLAN = 2
+_READ_WHOLE = ("auto", "memory", "gpu")
+"""Kinds of cache for which every case is read at the start."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,9 @@ def prepare(
     DataError (with all faults of all cases, unless the recipe leaves such cases out), MachineError, and Stopped.
     """
     looked = look(recipe, data, device, emit, former, stop, ended)
-    with explaining(recipe):
+    with explaining(recipe), _reading_ahead(looked):
         plan = make_plan(recipe, looked.hardware, looked.sizes, former, former_device, emit)
+    SEEN.stop_keeping()
     if (slow := slow_convolutions(recipe, looked.hardware, plan)) is not None:
         emit(Message(slow, "warning"))
     return Prepared(
@@ -124,7 +132,6 @@ def look(
         load_for_steps()
         ended("import")
         split, skipped, contents = sound_cases(recipe, root, found, former, emit, stop or StopRequest())
-        SEEN.stop_keeping()
         ended("check")
     if hardware.on_gpu:
         ended("kernels")
@@ -134,6 +141,16 @@ def look(
     built = build_bytes([*split.train, *split.validation], recipe)
     sizes = sizes_of(recipe, counts, trained + sum(validated), max(validated, default=0), built, trained)
     return Looked(recipe, hardware, root, split, outline, sizes, skipped, contents)
+
+
+def _reading_ahead(looked: Looked) -> AbstractContextManager[None]:
+    """A scope in which the files that fill the cache are read while the GPU is measured. On a CPU it would slow what is measured
+    there, and other kinds of cache may hold the volumes already.
+    """
+    threads = looked.hardware.cpus - _CPUS_FOR_THE_PLAN
+    if not looked.hardware.on_gpu or threads < 1 or looked.recipe.data.cache.kind not in _READ_WHOLE:
+        return contextlib.nullcontext()
+    return reading_ahead([*looked.split.train, *looked.split.validation], threads)
 
 
 def load_for_steps() -> None:
