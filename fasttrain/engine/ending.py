@@ -47,7 +47,8 @@ def end_run(
         "training": progress.training_seconds if progress else None,
         "validation": progress.validation_seconds if progress else None,
     }
-    best = {"metric": "val_dice", "value": progress.best_value, "epoch": progress.best_epoch} if progress else None
+    metric = prepared.recipe.task_facts.metric
+    best = {"metric": f"val_{metric}", "value": progress.best_value, "epoch": progress.best_epoch} if progress else None
     with _not_masking(failure):
         if prepared.recipe.output.plots and folder.metrics.exists():
             write_plots(folder.metrics, folder.plots)
@@ -70,7 +71,7 @@ def end_run(
             status=status,
             stopped_by=stopped_by,
             exit_code=exit_code,
-            best_metric="dice",
+            best_metric=prepared.recipe.task_facts.metric_text,
             best_value=progress.best_value if progress else None,
             best_epoch=progress.best_epoch if progress else None,
             seconds=time.time() - session.began,
@@ -97,11 +98,7 @@ class _not_masking:  # noqa: N801 - reads as a phrase
 
 
 def _case_scores(fit: Fit | None) -> dict[str, dict[str, float | None]]:
-    """Dice a class of each case, of the last validation."""
+    """The scores of each case, of the last validation."""
     if fit is None or fit.last_scores is None:
         return {}
-    names = fit.recipe.data.class_names
-    return {
-        score.name: {name: one.dice for name, one in zip(names, score.classes, strict=True)}
-        for score in fit.last_scores.cases
-    }
+    return fit.last_scores.by_case(fit.recipe.data.class_names)

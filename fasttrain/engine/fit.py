@@ -124,7 +124,7 @@ class Fit:
                 return False
         is_best = self._is_best(figures)
         if is_best and figures is not None:
-            progress.best_value, progress.best_epoch = figures.dice, epoch
+            progress.best_value, progress.best_epoch = figures.headline, epoch
         seconds = progress.epoch_seconds
         patches = self.trainer.steps_per_epoch * self.recipe.training.batch_size * self.recipe.training.accumulate
         reading = self.monitor.read()
@@ -144,8 +144,8 @@ class Fit:
         )
         self.trainer.begin_epoch()
         self.emit(row)
-        if figures is not None and figures.dice is not None:
-            self._judge(figures.dice)
+        if figures is not None and figures.headline is not None:
+            self._judge(self.recipe.task_facts.rising(figures.headline))
         if is_best:
             self.saver.save_best()
         self.saver.keep_epoch()
@@ -165,35 +165,26 @@ class Fit:
         self.last_scores = scores
         self.progress.validation_seconds += scores.seconds
         self.time_left.add_validation(self.progress.step, scores.seconds)
-        summary = scores.summary
-        return ValidationFigures(
-            dice=summary.dice,
-            dice_by_class=summary.dice_by_class,
-            dice_counts=summary.dice_counts,
-            hd95=summary.hd95,
-            hd95_by_class=summary.hd95_by_class,
-            hd95_penalised=summary.hd95_penalised,
-            seconds=scores.seconds,
-            cases=summary.cases,
-        )
+        return scores.figures()
 
-    def _judge(self, dice: float) -> None:
-        """What a score that rises no more leads to; counted in the progress, so before the checkpoints."""
+    def _judge(self, score: float) -> None:
+        """What a score that rises no more leads to; counted in the progress, so before the checkpoints. Higher is better."""
         schedule, stopping = self.recipe.schedule, self.recipe.training.early_stopping
-        if isinstance(schedule, PlateauSchedule) and lower_rate(schedule, self.progress, dice):
+        if isinstance(schedule, PlateauSchedule) and lower_rate(schedule, self.progress, score):
             share = self.progress.rate_factor
             self.emit(
                 Message(
                     f"no better for {counted(schedule.patience, 'validation')}: the learning rate is now {share:.3g} of its own"
                 )
             )
-        if stopping is not None and out_of_patience(stopping, self.progress, dice):
+        if stopping is not None and out_of_patience(stopping, self.progress, score):
             self.stop.ask(f"early stopping, no better for {counted(stopping.patience, 'validation')}", EXIT_DONE)
 
     def _is_best(self, figures: ValidationFigures | None) -> bool:
-        if figures is None or figures.dice is None or not math.isfinite(figures.dice):
+        value = None if figures is None else figures.headline
+        if value is None or not math.isfinite(value):
             return False
-        return self.progress.best_value is None or figures.dice > self.progress.best_value
+        return self.recipe.task_facts.better(value, self.progress.best_value)
 
 
 class _Window:

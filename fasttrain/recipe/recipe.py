@@ -11,13 +11,17 @@ from fasttrain.recipe.data_spec import (
     DataSpec,
     KFoldSplit,
     PatchSpec,
+    OpenKBPSource,
     PercentileIntensity,
     PhantomSource,
+    ProvidedSplit,
     WindowIntensity,
 )
-from fasttrain.recipe.network_spec import Fault, MonaiNetworkSpec, NetworkSpec
+from fasttrain.recipe.names import did_you_mean
+from fasttrain.recipe.network_spec import DoseUNetSpec, Fault, MonaiNetworkSpec, NetworkSpec
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
 from fasttrain.recipe.spec import MOST, FolderName, Spec
+from fasttrain.recipe.task import MOST_STRUCTURES, OPENKBP_LEFT_RIGHT, OPENKBP_STRUCTURES, TASKS, Task
 from fasttrain.recipe.training_spec import (
     AccelerationSpec,
     LossSpec,
@@ -34,7 +38,7 @@ class Recipe(Spec):
     """Everything that decides a run, but for the machine it runs on."""
 
     name: FolderName
-    task: Literal["segmentation"]
+    task: Literal["segmentation", "dose"]
     data: DataSpec
     patch: PatchSpec
     augment: AugmentSpec = AugmentSpec()
@@ -53,9 +57,44 @@ class Recipe(Spec):
         return len(self.patch.size)
 
     @property
+    def task_facts(self) -> Task:
+        """What the task is, where it is not a number of channels."""
+        return TASKS[self.task]
+
+    @property
+    def stored_channels(self) -> int:
+        """Of a case's image as it is kept, cut and moved: the channels of the files and, for a dose, the dose."""
+        return len(self.data.channels) + (self.task == "dose")
+
+    @property
+    def input_channels(self) -> int:
+        """Of the network: the channels of the files and, for a dose, one a structure."""
+        return len(self.data.channels) + (len(self.data.classes) if self.task == "dose" else 0)
+
+    @property
     def output_channels(self) -> int:
-        """Of the network: one a class and the background, or a single one for a loss that takes a sigmoid of it."""
-        return 1 if self.loss.one_channel else self.data.class_count
+        """Of the network: one a class and the background, or a single one for a loss that takes a sigmoid of it; one dose."""
+        return 1 if self.loss.one_channel or self.task == "dose" else self.data.class_count
+
+    @property
+    def centre_lists(self) -> int:
+        """Lists of voxels that patches are centred on: one a foreground class; for a dose the possible dose mask alone."""
+        return 1 if self.task == "dose" else self.data.class_count - 1
+
+    @property
+    def left_right_axis(self) -> int | None:
+        """The axis of a patch along which a dose's patients have left and right; None for other tasks."""
+        if self.task != "dose":
+            return None
+        orientation = self.data.orientation
+        return OPENKBP_LEFT_RIGHT if orientation is None else next(map(orientation.index, set("RL") & set(orientation)))
+
+    @property
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """(left, right) places in `data.class_names` of paired organs, whose structures change places in a mirrored patch."""
+        names = self.data.class_names
+        pairs = ((left, f"Right{left.removeprefix('Left')}") for left in names if left.startswith("Left"))
+        return tuple((names.index(left), names.index(right)) for left, right in pairs if right in names)
 
     @property
     def data_name(self) -> str:
@@ -67,6 +106,7 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
     """What is wrong in a recipe whose every section is right by itself."""
     yield from _faults_of_data(recipe)
     yield from _faults_of_labels(recipe.data)
+    yield from _faults_of_task(recipe)
     yield from _faults_of_network(recipe)
     yield from _faults_of_loss(recipe)
     yield from _faults_of_axes(recipe)
@@ -102,6 +142,54 @@ def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
             )
     if isinstance(data.source, PhantomSource) and (len(data.channels) != 1 or data.classes.keys() != {1, 2}):
         yield ("data", "source"), "phantoms have one channel and the label values 1 and 2"
+
+
+def _faults_of_task(recipe: Recipe) -> Iterator[Fault]:
+    data, dose = recipe.data, recipe.task == "dose"
+    known = recipe.task_facts.losses
+    if recipe.loss.kind not in known:
+        yield ("loss", "kind"), f"{recipe.loss.kind} is no loss of task: {recipe.task}; use one of {', '.join(sorted(known))}"
+    if dose != isinstance(data.source, OpenKBPSource):
+        needed = "openkbp" if dose else "one of labels"
+        yield ("data", "source", "kind"), f"is {data.source.kind}, but task: {recipe.task} takes {needed}; change one of the two"
+    if isinstance(data.split, ProvidedSplit) and not isinstance(data.source, OpenKBPSource):
+        yield ("data", "split", "kind"), f"provided is for data.source.kind: openkbp, and that is {data.source.kind}; use another"
+    if not dose:
+        if data.dose_scale != type(data).model_fields["dose_scale"].default:
+            yield ("data", "dose_scale"), "is for task: dose; leave it out"
+        if isinstance(recipe.network, DoseUNetSpec):
+            yield ("network", "kind"), "dose_unet is for task: dose; use dynunet, or another"
+        return
+    if recipe.dimensions != 3:
+        yield ("patch", "size"), f"has {recipe.dimensions} values, and doses are volumes; give 3"
+    if len(data.channels) != 1:
+        yield ("data", "channels"), f"are {len(data.channels)}, and an OpenKBP patient has one, the CT"
+    if sorted(data.classes) != list(range(1, len(data.classes) + 1)) or len(data.classes) > MOST_STRUCTURES:
+        yield ("data", "classes"), f"of task: dose are numbered from 1 on without gaps, at most {MOST_STRUCTURES}"
+    for value, name in data.classes.items():
+        if name not in OPENKBP_STRUCTURES:
+            yield ("data", "classes", value), f"{name!r} is no structure of OpenKBP{did_you_mean(name, OPENKBP_STRUCTURES)}"
+    for key in ("label_map", "ignore_label"):
+        if getattr(data, key):
+            yield ("data", key), "is for labels of class values, and task: dose has structures that overlap; leave it out"
+    if recipe.validation.hd95:
+        yield ("validation", "hd95"), "is a distance of classes, and a dose has none; leave it out"
+    yield from _faults_of_sides(recipe)
+
+
+def _faults_of_sides(recipe: Recipe) -> Iterator[Fault]:
+    """A mirrored patient whose left organ has no right one to become is a wrong patient."""
+    flip, axis, names = recipe.augment.flip, recipe.left_right_axis, recipe.data.class_names
+    mirrored = axis is not None and ((flip is not None and axis in flip.axes) or axis in recipe.validation.mirror)
+    for value, name in zip(sorted(recipe.data.classes), names, strict=True):
+        side, other = ("Left", "Right") if name.startswith("Left") else ("Right", "Left")
+        partner = f"{other}{name.removeprefix(side)}"
+        if mirrored and name.startswith(side) and partner not in names:
+            yield (
+                ("data", "classes", value),
+                f"{name} has no partner {partner} that it could change places with in patches mirrored along axis {axis}; add "
+                f"{partner}, or take axis {axis} out of augment.flip.axes and validation.mirror",
+            )
 
 
 _SMART_ALONE = {
@@ -170,7 +258,7 @@ def _faults_of_network(recipe: Recipe) -> Iterator[Fault]:
         return
     factors = network.downsampling(dimensions)
     yield from _faults_of_patch(recipe.patch.size, factors)
-    if not isinstance(network, MonaiNetworkSpec) and recipe.patch.size == factors:
+    if not isinstance(network, MonaiNetworkSpec | DoseUNetSpec) and recipe.patch.size == factors:
         yield from _faults_of_norm(network.norm, recipe.training.batch_size, factors)
 
 
@@ -192,7 +280,7 @@ def _faults_of_norm(norm: str, batch_size: int, factors: tuple[int, ...]) -> Ite
 
 def _faults_of_loss(recipe: Recipe) -> Iterator[Fault]:
     loss, classes = recipe.loss, len(recipe.data.classes)
-    if loss.one_channel and classes > 1:
+    if recipe.task == "segmentation" and loss.one_channel and classes > 1:
         yield (
             ("loss", "kind"),
             f"{loss.kind} is for one foreground class, and data.classes has {classes}; use dice_ce, or declare one class",

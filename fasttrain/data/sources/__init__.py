@@ -9,6 +9,7 @@ from fasttrain.data.sources.decathlon import find_decathlon
 from fasttrain.data.sources.folders import find_folders
 from fasttrain.data.sources.found import FoundCases
 from fasttrain.data.sources.nnunet import find_nnunet
+from fasttrain.data.sources.openkbp import find_openkbp
 from fasttrain.data.sources.phantom import find_phantoms
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
@@ -18,6 +19,7 @@ SOURCES: dict[str, Callable[[DataSpec, Path], FoundCases]] = {
     "nnunet": find_nnunet,
     "folders": find_folders,
     "phantom": find_phantoms,
+    "openkbp": find_openkbp,
 }
 
 __all__ = ["SOURCES", "FoundCases", "find_cases", "look_for_cases"]
