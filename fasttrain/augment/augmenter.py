@@ -61,8 +61,8 @@ class Augmenter:
         left_right_axis: int | None = None,
         sides: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """shaded: so many channels, the first ones, change their intensities (None: all); the others are only moved. sides: bits of
-        the label, (left, right), that change places where a sample is mirrored along `left_right_axis`.
+        """shaded: so many channels, the first ones, change their intensities (None: all); the others are only moved. sides:
+        bits of the label, (left, right), that change places where a sample is mirrored along `left_right_axis`.
         """
         self._shaded = shaded
         self._left_right = left_right_axis
@@ -106,8 +106,15 @@ class Augmenter:
         return self.apply_intensity(image, draws), self.with_sides(label, draws)
 
     def with_sides(self, label: Tensor, draws: Draws) -> Tensor:
-        """The label [sample, 1, *spatial] of samples that were mirrored, its left and right structures called by their new sides."""
-        if self.flip is None or self._left_right is None or self._left_right not in self.flip.spec.axes or not self._sides:
+        """The label [sample, 1, *spatial] of samples that were mirrored, its left and right structures called by their new
+        sides.
+        """
+        if (
+            self.flip is None
+            or self._left_right is None
+            or self._left_right not in self.flip.spec.axes
+            or not self._sides
+        ):
             return label
         mirrored = draws["flip"]["mirrored"][:, self._left_right].contiguous()
         return change_sides(label, sent(mirrored, label.device), self._sides)

@@ -15,7 +15,6 @@ from fasttrain.batches.order import Order
 from fasttrain.recipe import Recipe
 from fasttrain.samples import CaseSource
 
-
 LABEL_TYPES = {1: torch.uint8, 2: torch.int16}
 """Of labels as they are kept, by `Task.label_bytes`."""
 

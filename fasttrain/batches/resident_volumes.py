@@ -88,9 +88,9 @@ def fill(
     """Takes every case from `source` by `threads` threads and copies it to `device` as it comes; closes `source`.
 
     Memory for `room_bytes` of volumes is taken at once, or as much as there is; cases that find no room in it stay on the host.
-    Only what the recipe asks for travels: images in `data.storage_dtype`, labels in 8 or 16 bits, both by way of pinned memory. `told`
-    hears where the device has less room than that. Raises one DataError with the faults of all cases, and torch.OutOfMemoryError
-    where not even the boxes of two batches find room.
+    Only what the recipe asks for travels: images in `data.storage_dtype`, labels in 8 or 16 bits, both by way of pinned memory.
+    `told` hears where the device has less room than that. Raises one DataError with the faults of all cases, and
+    torch.OutOfMemoryError where not even the boxes of two batches find room.
     """
     room = _Room(recipe, device, room_bytes, told)
     taken: list[Sample | CaseCentres | None] = [None] * len(source)

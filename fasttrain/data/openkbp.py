@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fasttrain.data.file_names import as_text
 from fasttrain.data.sparse_csv import read_numbers, read_sparse
 from fasttrain.errors import DataError
 from fasttrain.recipe.task import OPENKBP_STRUCTURES
@@ -55,11 +56,13 @@ def affine_of(spacing: Sequence[float]) -> np.ndarray:
 
 
 def csv_case(folder: Path) -> Case:
-    """The files of a patient's folder; structures without a file are absent. `label` is None where there is no dose."""
+    """The files of a patient's folder that there are; structures without one are absent. `label` is None where there is no
+    dose.
+    """
     present = [folder / f"{name}.csv" for name in STRUCTURES]
-    files = [folder / CT, *(path for path in present if path.exists()), folder / MASK, folder / SPACING]
+    files = [path for path in (folder / CT, *present, folder / MASK, folder / SPACING) if path.exists()]
     dose = folder / DOSE
-    return Case(folder.name, tuple(files), dose if dose.exists() else None)
+    return Case(as_text(folder.name), tuple(files or [folder / CT]), dose if dose.exists() else None)
 
 
 def is_compact(case: Case) -> bool:
@@ -120,7 +123,7 @@ def write_compact(path: Path, patient: Patient) -> int:
     if patient.dose is not None:
         arrays["dose"] = _narrow(patient.dose, 1000, np.int32)
     stream = io.BytesIO()
-    np.savez_compressed(stream, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(stream, allow_pickle=False, **arrays)
     with write_whole(path) as file:
         file.write(stream.getbuffer())
     return stream.tell()
@@ -179,7 +182,9 @@ def _arrays(path: Path, needed: Sequence[str], more: Sequence[str] = ()) -> dict
     if not wrong and not (arrays["spacing"] > 0).all():
         wrong = ["spacing"]
     if wrong:
-        raise DataError(f"{path} is no compact patient: {', '.join(wrong)} has not the shape or values expected; {remedy}")
+        raise DataError(
+            f"{path} is no compact patient: {', '.join(wrong)} has not the shape or values expected; {remedy}"
+        )
     return arrays
 
 

@@ -66,7 +66,9 @@ class Preprocess:
         grid = self._grid_after(steps[0], affine, source_grid, start)
         record |= {
             "image": self._stored(case, _plain(steps[0])),
-            "label": None if label is None else _plain(steps[1]).to(torch.int16 if self.task == "dose" else torch.uint8),
+            "label": None
+            if label is None
+            else _plain(steps[1]).to(torch.int16 if self.task == "dose" else torch.uint8),
             "shape": list(grid.shape),
             "affine": torch.from_numpy(grid.affine),
             "source_shape": list(source_grid.shape),

@@ -132,7 +132,12 @@ class GrowingDose:
     """A dose in Gy, float32 [*spatial] of the source, made of answers [1, *spatial] that come in order along one axis."""
 
     def __init__(
-        self, shape: tuple[int, ...], device: torch.device, scale: float, grid: Grid | None = None, source_grid: Grid | None = None
+        self,
+        shape: tuple[int, ...],
+        device: torch.device,
+        scale: float,
+        grid: Grid | None = None,
+        source_grid: Grid | None = None,
     ) -> None:
         self._dose = torch.zeros((1, *shape), device=device)
         self._scale = scale

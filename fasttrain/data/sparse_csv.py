@@ -39,8 +39,8 @@ class SparseVolume:
 def read_sparse(path: Path, voxels: int, mask: bool = False) -> SparseVolume:
     """Reads a file of a volume of so many voxels; in a `mask` the value is empty (or 1).
 
-    Raises one DataError with every kind of fault, each with its file and first row: no bytes at all, another header, rows that are
-    not `index,value`, indices that are no whole numbers, out of range or there twice, and values that are no finite numbers.
+    Raises one DataError with every kind of fault, each with its file and first row: no bytes at all, another header, rows that
+    are not `index,value`, indices that are no whole numbers, out of range or there twice, and values that are no finite numbers.
     """
     blob = _read(path)
     header, _, body = blob.partition(b"\n")
@@ -59,7 +59,10 @@ def write_sparse(path: Path, volume: np.ndarray) -> None:
     """Writes a volume [*spatial] as the challenge's files are: the voxels that are not 0 in the order of their indices."""
     flat = np.ascontiguousarray(volume).reshape(-1)
     indices = np.flatnonzero(flat)
-    lines = [f"{index},{value!r}" for index, value in zip(indices.tolist(), flat[indices].tolist(), strict=True)]
+    # NumPy spells each with the digits that its type needs, and no more
+    lines = [
+        f"{index},{value}" for index, value in zip(indices.tolist(), flat[indices].astype(str).tolist(), strict=True)
+    ]
     with write_whole(path) as stream:
         stream.write("\n".join([HEADER.decode(), *lines, ""]).encode())
 
@@ -73,7 +76,9 @@ def read_numbers(path: Path, count: int) -> tuple[float, ...]:
         numbers = ()
     if len(numbers) != count or not all(0 < one < np.inf for one in numbers):
         shown = b" ".join(rows)[:60].decode(errors="replace")
-        raise DataError(f"{path} holds {shown!r}; {count} positive numbers, one a row, are expected (mm along each axis)")
+        raise DataError(
+            f"{path} holds {shown!r}; {count} positive numbers, one a row, are expected (mm along each axis)"
+        )
     return numbers
 
 

@@ -63,9 +63,10 @@ class Step:
     A step whose loss or gradients are not finite changes no weight: the fused optimiser is told so by a flag on the device (the
     way torch's GradScaler does it), and the running statistics of normalisation layers are put back.
 
-    unpack: makes of a batch what the network sees; nothing is done where it is None. clip_norm: gradients are scaled down to this norm over all weights. ema: follows the weights. compiled: network and loss
-    go through torch.compile; captured: the whole step becomes a CUDA graph once the first few were taken. Where either fails,
-    `warning` says so and the run goes on without.
+    unpack: makes of a batch what the network sees; nothing is done where it is None. clip_norm: gradients are scaled down to
+    this norm over all weights. ema: follows the weights. compiled: network and loss go through torch.compile; captured: the
+    whole step becomes a CUDA graph once the first few were taken. Where either fails, `warning` says so and the run goes on
+    without.
     """
 
     def __init__(

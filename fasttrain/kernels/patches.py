@@ -18,8 +18,8 @@ _BLOCK = 512
 class Volumes:
     """Volumes of several sizes side by side in flat memory on one device.
 
-    images: [voxels · channels], channels last, float16 or float32; labels: [voxels] uint8 or int16. places: int64 [case], the voxel that
-    each begins with; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1).
+    images: [voxels · channels], channels last, float16 or float32; labels: [voxels] uint8 or int16. places: int64 [case], the
+    voxel that each begins with; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1).
     """
 
     images: Tensor

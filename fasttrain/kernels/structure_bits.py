@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 SHARPNESS = 10.0
-"""Of the softplus by which a dose becomes positive. At 10 it leaves a ReLU by 7% of the scale at 0 and by nothing beyond ±0.5, and
-unlike a ReLU, whose gradient is 0 wherever the network answers too little, it never leaves voxels that cannot learn."""
+"""Of the softplus by which a dose becomes positive. At 10 it leaves a ReLU by 7% of the scale at 0 and by nothing beyond ±0.5,
+and unlike a ReLU, whose gradient is 0 wherever the network answers too little, it never leaves voxels that cannot learn."""
 
 
 def unpack(image: Tensor, label: Tensor, structures: int) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,13 @@ class DoseUNet(nn.Module):
         )
         # The published network drops channels in the second and the fourth of its five steps up
         self.up = nn.ModuleList(
-            _Up(dimensions, features[level] * (1 if level == lowest else 2), features[level - 1], norm, dropout * (number % 2))
+            _Up(
+                dimensions,
+                features[level] * (1 if level == lowest else 2),
+                features[level - 1],
+                norm,
+                dropout * (number % 2),
+            )
             for number, level in enumerate(range(lowest, 0, -1))
         )
         self.last = _Last(dimensions, 2 * features[0], outputs)

@@ -203,9 +203,9 @@ class DataSpec(Spec):
     """What is trained on, and how it gets to the device.
 
     `classes` names the values of the label files but for 0, the background; in `task: dose` it names the structures in the order
-    of their channels, and doses are divided by `dose_scale` (Gy) before they are learnt. `label_map` (`{255: 1}`) first replaces values of
-    the files, each once and all at the same time, by 0, a class or the ignore label. Voxels of `ignore_label` are neither a class
-    nor background: losses and scores leave them out.
+    of their channels, and doses are divided by `dose_scale` (Gy) before they are learnt. `label_map` (`{255: 1}`) first
+    replaces values of the files, each once and all at the same time, by 0, a class or the ignore label. Voxels of
+    `ignore_label` are neither a class nor background: losses and scores leave them out.
     Cases with faults are refused, all in one list, or left out (`bad_cases: skip`) once the cases are split, so that the folds
     stay what they are.
     Batches are made by `workers` processes or threads (`worker_kind`), each `prefetch_factor` batches ahead, wait in pinned

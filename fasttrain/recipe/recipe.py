@@ -10,8 +10,8 @@ from fasttrain.recipe.data_spec import (
     CacheSpec,
     DataSpec,
     KFoldSplit,
-    PatchSpec,
     OpenKBPSource,
+    PatchSpec,
     PercentileIntensity,
     PhantomSource,
     ProvidedSplit,
@@ -148,12 +148,21 @@ def _faults_of_task(recipe: Recipe) -> Iterator[Fault]:
     data, dose = recipe.data, recipe.task == "dose"
     known = recipe.task_facts.losses
     if recipe.loss.kind not in known:
-        yield ("loss", "kind"), f"{recipe.loss.kind} is no loss of task: {recipe.task}; use one of {', '.join(sorted(known))}"
+        yield (
+            ("loss", "kind"),
+            f"{recipe.loss.kind} is no loss of task: {recipe.task}; use one of {', '.join(sorted(known))}",
+        )
     if dose != isinstance(data.source, OpenKBPSource):
         needed = "openkbp" if dose else "one of labels"
-        yield ("data", "source", "kind"), f"is {data.source.kind}, but task: {recipe.task} takes {needed}; change one of the two"
+        yield (
+            ("data", "source", "kind"),
+            f"is {data.source.kind}, but task: {recipe.task} takes {needed}; change one of the two",
+        )
     if isinstance(data.split, ProvidedSplit) and not isinstance(data.source, OpenKBPSource):
-        yield ("data", "split", "kind"), f"provided is for data.source.kind: openkbp, and that is {data.source.kind}; use another"
+        yield (
+            ("data", "split", "kind"),
+            f"provided is for data.source.kind: openkbp, and that is {data.source.kind}; use another",
+        )
     if not dose:
         if data.dose_scale != type(data).model_fields["dose_scale"].default:
             yield ("data", "dose_scale"), "is for task: dose; leave it out"
@@ -168,10 +177,16 @@ def _faults_of_task(recipe: Recipe) -> Iterator[Fault]:
         yield ("data", "classes"), f"of task: dose are numbered from 1 on without gaps, at most {MOST_STRUCTURES}"
     for value, name in data.classes.items():
         if name not in OPENKBP_STRUCTURES:
-            yield ("data", "classes", value), f"{name!r} is no structure of OpenKBP{did_you_mean(name, OPENKBP_STRUCTURES)}"
+            yield (
+                ("data", "classes", value),
+                f"{name!r} is no structure of OpenKBP{did_you_mean(name, OPENKBP_STRUCTURES)}",
+            )
     for key in ("label_map", "ignore_label"):
         if getattr(data, key):
-            yield ("data", key), "is for labels of class values, and task: dose has structures that overlap; leave it out"
+            yield (
+                ("data", key),
+                "is for labels of class values, and task: dose has structures that overlap; leave it out",
+            )
     if recipe.validation.hd95:
         yield ("validation", "hd95"), "is a distance of classes, and a dose has none; leave it out"
     yield from _faults_of_sides(recipe)

@@ -1,4 +1,6 @@
-"""Owns what a task is: what is kept of a case, what a network answers, by which losses it learns and by which figure it is judged."""
+"""Owns what a task is: what is kept of a case, what a network answers, by which losses it learns and by which figure it is
+judged.
+"""
 
 from __future__ import annotations
 

@@ -231,7 +231,8 @@ class OneCycleSchedule(_Schedule):
 class PlateauSchedule(_Schedule):
     """The learning rate is multiplied by `factor` whenever `patience` validations in a row were not better than the best.
 
-    Better: a mean Dice higher, or a dose score lower, by more than `threshold`. It never falls below the share `least` of the optimizer's.
+    Better: a mean Dice higher, or a dose score lower, by more than `threshold`. It never falls below the share `least` of the
+    optimizer's.
     """
 
     kind: Literal["plateau"]

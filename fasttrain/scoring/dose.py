@@ -1,7 +1,8 @@
 """Owns the scores of a predicted dose: those of the OpenKBP challenge, by its own definitions.
 
-Babier et al., Med Phys 48:5549 (2021), and the challenge's published evaluation. A prediction counts inside the possible dose mask
-alone, as submissions were cut to it; structures that reach outside have a dose of 0 there, in prediction and reference alike.
+Babier et al., Med Phys 48:5549 (2021), and the challenge's published evaluation. A prediction counts inside the possible dose
+mask alone, as submissions were cut to it; structures that reach outside have a dose of 0 there, in prediction and reference
+alike.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ TENTH_OF_CC_MM3 = 100.0
 class DoseScore:
     """Scores of one case in Gy.
 
-    dose_score: mean absolute error over the possible dose mask. metrics: (reference, prediction) by structure and metric: of an organ
-    `D0.1cc` and `mean`, of a target `D99`, `D95` and `D1`; a structure that is absent has none.
+    dose_score: mean absolute error over the possible dose mask. metrics: (reference, prediction) by structure and metric: of an
+    organ `D0.1cc` and `mean`, of a target `D99`, `D95` and `D1`; a structure that is absent has none.
     """
 
     name: str
@@ -33,7 +34,8 @@ class DoseScore:
     def errors(self) -> dict[str, list[float]]:
         """Absolute differences of the metrics by structure."""
         return {
-            structure: [abs(expected - found) for expected, found in pairs.values()] for structure, pairs in self.metrics.items()
+            structure: [abs(expected - found) for expected, found in pairs.values()]
+            for structure, pairs in self.metrics.items()
         }
 
     @property
@@ -44,8 +46,8 @@ class DoseScore:
 
 @dataclass(frozen=True)
 class DoseSummary:
-    """Scores over cases in Gy, None where nothing counts. dose_score: the mean over cases; dvh_score: over all metrics of all cases,
-    as the challenge takes it; dvh_by_structure: the same of one structure, in `counts` cases.
+    """Scores over cases in Gy, None where nothing counts. dose_score: the mean over cases; dvh_score: over all metrics of all
+    cases, as the challenge takes it; dvh_by_structure: the same of one structure, in `counts` cases.
     """
 
     cases: int
@@ -63,11 +65,13 @@ def score_dose(
     structures: Sequence[str],
     spacing_mm: Sequence[float],
 ) -> DoseScore:
-    """Scores a dose in Gy against the reference, both [*spatial]; bit n of `bits` is set inside structure n, the one after the last
-    inside the possible dose mask. Raises ValueError where shapes differ or the mask is empty.
+    """Scores a dose in Gy against the reference, both [*spatial]; bit n of `bits` is set inside structure n, the one after the
+    last inside the possible dose mask. Raises ValueError where shapes differ or the mask is empty.
     """
     if not prediction.shape == reference.shape == bits.shape:
-        raise ValueError(f"prediction {prediction.shape}, reference {reference.shape} and structures {bits.shape} differ in shape")
+        raise ValueError(
+            f"prediction {prediction.shape}, reference {reference.shape} and structures {bits.shape} differ in shape"
+        )
     possible = (bits >> len(structures)) & 1 == 1
     if not possible.any():
         raise ValueError(f"case {name} has no voxel in its possible dose mask")
@@ -86,8 +90,8 @@ def score_dose(
 def dose_metrics(doses: np.ndarray, target: bool, spacing_mm: Sequence[float]) -> dict[str, float]:
     """The challenge's metrics of a structure from the doses [n] of its voxels.
 
-    D0.1cc is the dose that the hottest tenth of a cubic centimetre gets at least, counted in whole voxels, at least one; Dx what x% of
-    the target get at least. Percentiles are interpolated linearly.
+    D0.1cc is the dose that the hottest tenth of a cubic centimetre gets at least, counted in whole voxels, at least one; Dx
+    what x% of the target get at least. Percentiles are interpolated linearly.
     """
     if target:
         return {f"D{share}": float(np.percentile(doses, 100 - share)) for share in (99, 95, 1)}
@@ -100,7 +104,8 @@ def dose_metrics(doses: np.ndarray, target: bool, spacing_mm: Sequence[float]) -
 def summarise_doses(scores: Sequence[DoseScore], structures: Sequence[str]) -> DoseSummary:
     """The summary of `scores`."""
     every: Mapping[str, list[list[float]]] = {
-        structure: [score.errors[structure] for score in scores if structure in score.metrics] for structure in structures
+        structure: [score.errors[structure] for score in scores if structure in score.metrics]
+        for structure in structures
     }
     pooled = {structure: [one for errors in found for one in errors] for structure, found in every.items()}
     return DoseSummary(

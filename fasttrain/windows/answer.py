@@ -43,8 +43,8 @@ class Answer:
     [batch, channel, *patch].
 
     The mean over all 2^n combinations of the flips of the spatial axes `mirror`, and over `forwards`, several networks that
-    answer as one; `sides` keep what lies left and right called so in mirrored windows. A network sees at most `batch_size` patches at a time, and as many flips of few windows in one pass as there
-    is room for.
+    answer as one; `sides` keep what lies left and right called so in mirrored windows. A network sees at most `batch_size`
+    patches at a time, and as many flips of few windows in one pass as there is room for.
     """
 
     def __init__(

@@ -87,14 +87,16 @@ def check_cases(
     began = time.monotonic()
     remembered, pairing = Remembered(folder, root), pairing or {}
     wanted = [(path, terms.image_view) for case in cases for path in case.images]
-    wanted += [(case.label, terms.label_view) for case in cases if case.label is not None]
+    # A file that holds image and label is read once
+    views = {case.label: terms.image_view if case.label in case.images else terms.label_view for case in cases}
+    wanted += [(case.label, views[case.label]) for case in cases if case.label is not None]
     facts, files_read = facts_of(wanted, remembered, workers, full, progress)
     note = remembered.save()
     findings = [
         judge(
             case,
             [facts[path, terms.image_view] for path in case.images],
-            facts[case.label, terms.label_view] if case.label is not None else None,
+            facts[case.label, views[case.label]] if case.label is not None else None,
             terms,
             pairing.get(case.name, ()),
         )

@@ -53,7 +53,9 @@ def _csv_facts(path: Path) -> FileFacts:
     found = read_sparse(path, VOXELS, mask)
     if mask:
         value = _MASK_VALUE if path.name == MASK else 1
-        return replace(_facts((), np.eye(4)), values=((value, len(found.indices)),), digest=_digest([np.sort(found.indices)]))
+        return replace(
+            _facts((), np.eye(4)), values=((value, len(found.indices)),), digest=_digest([np.sort(found.indices)])
+        )
     volume = found.dense(GRID)
     return replace(_facts((volume,), np.eye(4)), digest=_digest([volume]))
 
@@ -88,7 +90,9 @@ def _digest(arrays: Sequence[np.ndarray]) -> str:
 def judge_files(
     case: Case, images: Sequence[FileFacts], label: FileFacts | None, data: DataSpec, faults: list[str]
 ) -> tuple[Grid | None, dict[int, int] | None]:
-    """Adds what is wrong with a patient to `faults`; gives its grid and the voxels of each class, the mask's at 0, as far as known."""
+    """Adds what is wrong with a patient to `faults`; gives its grid and the voxels of each class, the mask's at 0, as far as
+    known.
+    """
     files = dict(zip(case.images, images, strict=True))
     if case.label is not None and label is not None:
         files[case.label] = label
@@ -113,7 +117,9 @@ def judge_files(
     counts = _counts(case, files)
     if not counts.get(MASK.removesuffix(".csv")):
         path = case.images[0] if whole else case.images[0].parent / MASK
-        faults.append(f"{path}: patient {case.name} has no voxel in its possible dose mask, so that nothing could be learnt")
+        faults.append(
+            f"{path}: patient {case.name} has no voxel in its possible dose mask, so that nothing could be learnt"
+        )
     voxels = {value: counts.get(name, 0) for value, name in data.classes.items()}
     grid = Grid(GRID, first.matrix if whole else by_name[SPACING].matrix)
     return grid, {0: VOXELS - sum(voxels.values()), **dict(sorted(voxels.items()))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
 from fasttrain.samples import Case
 
-NEEDED = (CT, DOSE, MASK, SPACING)
+NEEDED = (DOSE, CT, MASK, SPACING)
 _ANY = {*NEEDED, *(f"{name}.csv" for name in STRUCTURES)}
 
 
@@ -21,9 +22,10 @@ def find_openkbp(spec: DataSpec, root: Path) -> FoundCases:
 
     One that lacks a file other than a structure's is incomplete. Raises DataError where there is no patient, or one name twice.
     """
-    cases, faults = [], {}
+    cases: list[Case] = []
+    faults: dict[str, tuple[str, ...]] = {}
     for case in every_patient(root):
-        if (fault := _fault(case)) is not None:
+        if (fault := _without_a_file(case)) is not None:
             faults[case.name] = (fault,)
         cases.append(case)
     incomplete = tuple(case for case in cases if case.name in faults)
@@ -41,10 +43,11 @@ def every_patient(root: Path) -> tuple[Case, ...]:
             f"{root} holds no OpenKBP patient: looked for pt_1/{CT} or pt_1{COMPACT}, here or one folder down, found "
             f"{describe_files(root)}"
         )
-    twice = [(one, other) for one, other in zip(cases, cases[1:], strict=False) if one.name == other.name]
+    twice = [(one, other) for one, other in itertools.pairwise(cases) if one.name == other.name]
     if twice:
         raise DataError(
-            f"patient {one.name} is there twice, {one.images[0]} and {other.images[0]}; keep one of the two" for one, other in twice
+            f"patient {one.name} is there twice, {one.images[0]} and {other.images[0]}; keep one of the two"
+            for one, other in twice
         )
     return tuple(cases)
 
@@ -70,14 +73,27 @@ def _patients_in(root: Path, deeper: int = 2) -> Iterator[Case]:
 
 def _entries(folder: Path) -> Sequence[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not is_left_behind(path.name))
+        return sorted(
+            path for path in folder.iterdir() if not path.name.startswith(".") and not is_left_behind(path.name)
+        )
     except OSError as error:
         raise DataError(f"{folder} cannot be listed: {error.strerror or error}") from error
 
 
-def _fault(case: Case) -> str | None:
+def missing_files(case: Case, needed: Sequence[str] = NEEDED[1:]) -> str | None:
+    """The sentence on files that a patient in CSV lacks and cannot be without; by default all but the dose. None where it has
+    all.
+    """
     if case.images[0].suffix == COMPACT:
         return None
     folder = case.images[0].parent
-    lacking = [name for name in NEEDED if not (folder / name).exists()]
-    return f"{folder}: patient {case.name} lacks {listed(lacking)}; get the patient anew or remove the folder" if lacking else None
+    lacking = [name for name in needed if not (folder / name).exists()]
+    return (
+        f"{folder}: patient {case.name} lacks {listed(lacking)}; get the patient anew or remove the folder"
+        if lacking
+        else None
+    )
+
+
+def _without_a_file(case: Case) -> str | None:
+    return missing_files(case, NEEDED)

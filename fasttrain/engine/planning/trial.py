@@ -219,7 +219,9 @@ def _step(recipe: Recipe, device: torch.device, candidate: Candidate, learner: L
     network, optimizer = learner
     precision = precision_of(candidate, device.type, recipe.dimensions)
     loss = build_loss(recipe.loss, recipe.data.ignore_label is not None, candidate.fused)
-    return Step(network, loss, optimizer, precision, accumulate=1, captured=candidate.captured, unpack=unpacking(recipe))
+    return Step(
+        network, loss, optimizer, precision, accumulate=1, captured=candidate.captured, unpack=unpacking(recipe)
+    )
 
 
 def _timed(step: Step, batch: Batch, device: torch.device) -> float:

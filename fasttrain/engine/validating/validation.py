@@ -232,7 +232,9 @@ class _ScoreSheet:
 
 
 class _DoseSheet:
-    """The scores of doses, which are taken in the host's memory: percentiles of a few structures, by NumPy as the challenge does."""
+    """The scores of doses, which are taken in the host's memory: percentiles of a few structures, by NumPy as the challenge
+    does.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self._names = recipe.data.class_names
@@ -241,7 +243,9 @@ class _DoseSheet:
     def add(self, name: str, prediction: Tensor, reference: Tensor, grid: Grid) -> None:
         dose, bits = reference.cpu().numpy()
         self._scores.append(
-            score_dose(name, prediction.cpu().numpy(), dose, bits.astype(np.int16), self._names, spacing_mm(grid.affine, 3))
+            score_dose(
+                name, prediction.cpu().numpy(), dose, bits.astype(np.int16), self._names, spacing_mm(grid.affine, 3)
+            )
         )
 
     def scores(self) -> tuple[DoseScore, ...]:
