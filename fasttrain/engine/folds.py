@@ -6,13 +6,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fasttrain.engine.ending import RunResult
 from fasttrain.engine.run import resume, train
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DONE, FasttrainError, RecipeError
-from fasttrain.recipe import ResolvedRecipe, resolve
+from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.recipe.data_spec import KFoldSplit
 from fasttrain.run_folder import (
     FOLDS_KEYS,
@@ -136,22 +137,16 @@ class _Folds:
         )
 
     def _end(self, status: str, exit_code: int, stopped_by: str | None, error: str | None = None) -> RunResult:
-        names = self.recipe.recipe.data.class_names
-        cases = {name: dices for result in self.results for name, dices in result.summary.get("cases", {}).items()}
-        pooled = summarise(
-            [
-                CaseScore(name, tuple(ClassScore(dices[class_name], None, False) for class_name in names), None)
-                for name, dices in cases.items()
-            ],
-            names,
-        )
+        recipe = self.recipe.recipe
+        cases = {name: scores for result in self.results for name, scores in result.summary.get("cases", {}).items()}
+        score, pooled = _pooled(cases, recipe)
         seconds = [result.summary["seconds"] for result in self.results]
         write_summary(
             self.folder.summary,
             status=status,
             stopped_by=stopped_by,
             exit_code=exit_code,
-            best={"metric": "val_dice", "value": pooled.dice, "epoch": None},
+            best={"metric": f"val_{recipe.task_facts.metric}", "value": score, "epoch": None},
             seconds={key: sum(one[key] or 0.0 for one in seconds) for key in ("total", "training", "validation")},
             steps=sum(_steps(self.folder.fold(fold)) for fold in range(self.count)),
             error=error,
@@ -159,12 +154,32 @@ class _Folds:
                 {"run": result.run.name, "status": result.summary["status"], "best": result.summary["best"]}
                 for result in self.results
             ],
-            dice_by_class=pooled.dice_by_class,
-            dice_counts=pooled.dice_counts,
+            **pooled,
             cases=cases,
             skipped_cases=next((result.summary.get("skipped_cases", {}) for result in self.results), {}),
         )
         return RunResult(self.folder.path, json.loads(self.folder.summary.read_text(encoding="utf-8")), exit_code)
+
+
+def _pooled(cases: dict[str, dict[str, float | None]], recipe: Recipe) -> tuple[float | None, dict[str, Any]]:
+    """The headline figure over the cases of all folds, and what else the summary says of them."""
+    names = recipe.data.class_names
+    if recipe.task == "dose":
+        columns = {
+            key: [value for scores in cases.values() if (value := scores.get(key)) is not None]
+            for key in ("dose_score", *names)
+        }
+        means = {key: fmean(values) if values else None for key, values in columns.items()}
+        score = means.pop("dose_score")
+        return score, {"dvh_by_structure": means, "structure_counts": {name: len(columns[name]) for name in names}}
+    pooled = summarise(
+        [
+            CaseScore(name, tuple(ClassScore(dices[class_name], None, False) for class_name in names), None)
+            for name, dices in cases.items()
+        ],
+        names,
+    )
+    return pooled.dice, {"dice_by_class": pooled.dice_by_class, "dice_counts": pooled.dice_counts}
 
 
 def _steps(run: Path) -> int:

@@ -24,7 +24,7 @@ class _Down(nn.Module):
 
     def __init__(self, dimensions: int, before: int, after: int, norm: str | None) -> None:
         super().__init__()
-        self.conv = _CONVOLUTIONS[dimensions](before, after, **_KERNEL, bias=norm is None)
+        self.conv = _CONVOLUTIONS[dimensions](before, after, **_KERNEL, bias=False)
         self.norm = _norm(norm, dimensions, after)
 
     def forward(self, image: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
     python scripts/bench/dose_baselines.py --data DIR
 
-Both are learnt from the patients of `train-pats` and scored on those of `validation-pats`, by the scores that a run has. The constant
-is the median dose of all voxels inside the possible dose masks. The table has the median dose by the nearest target (its prescription;
-inside of several the highest) and the distance from it in bins of 2 mm, 0 inside. DIR may hold CSV or what `fasttrain data import
-openkbp` made of it.
+Both are learnt from the patients of `train-pats` and scored on those of `validation-pats`, by the scores that a run has. The
+constant is the median dose of all voxels inside the possible dose masks. The table has the median dose by the nearest target
+(its prescription; inside of several the highest) and the distance from it in bins of 2 mm, 0 inside. DIR may hold CSV or what
+`fasttrain data import openkbp` made of it.
 """
 
 from __future__ import annotations

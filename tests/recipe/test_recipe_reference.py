@@ -47,7 +47,7 @@ def test_every_section_says_what_it_is_for() -> None:
 
 def test_one_section_and_what_lies_below_it() -> None:
     paths = [section.path for section in sections("data.source")]
-    assert paths == ["data.source[decathlon]", "data.source[nnunet]", "data.source[folders]", "data.source[phantom]"]
+    assert paths == [f"data.source[{kind}]" for kind in ("decathlon", "nnunet", "folders", "phantom", "openkbp")]
     assert {section.path.split(".")[0] for section in sections("augment")} == {"augment"}
     with pytest.raises(RecipeError, match="no section 'dtaa'; did you mean data"):
         sections("dtaa")

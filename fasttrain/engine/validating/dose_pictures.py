@@ -16,6 +16,7 @@ from fasttrain.telemetry.dose_pictures import Curve, DosePicture, DosePlane
 from fasttrain.telemetry.pictures import Plane
 
 _STEPS = 200
+_AROUND = 4
 _SHOWN = 2
 """Axial and coronal."""
 
@@ -57,10 +58,13 @@ def _planes(judged: JudgedDose, targets: np.ndarray, possible: np.ndarray) -> tu
     axes = nib.orientations.io_orientation(grid.affine)
     toward, spacing = nib.orientations.ornt2axcodes(axes), spacing_of(grid.affine, 3)
     planes = []
+    box = _box(possible)
     for axis in sorted(range(3), key=lambda one: -axes[one, 0])[:_SHOWN]:
         index = _fullest(targets if targets.any() else possible, axis)
         first, second = (other for other in range(3) if other != axis)
-        cut = lambda volume, axis=axis, index=index: np.take(volume, index, axis)  # noqa: E731
+        cut = lambda volume, axis=axis, index=index: np.take(volume, index, axis)[  # noqa: E731
+            tuple(part for other, part in enumerate(box) if other != axis)
+        ]
         plane = Plane(
             cut(image),
             cut(judged.reference),
@@ -70,6 +74,16 @@ def _planes(judged: JudgedDose, targets: np.ndarray, possible: np.ndarray) -> tu
         )
         planes.append(DosePlane(plane, cut(targets), cut(possible)))
     return tuple(planes)
+
+
+def _box(mask: np.ndarray) -> tuple[slice, ...]:
+    """Where the mask lies and a few voxels around it: most of a volume is air."""
+    spans = []
+    for axis, length in enumerate(mask.shape):
+        hits = np.flatnonzero(mask.any(axis=tuple(other for other in range(mask.ndim) if other != axis)))
+        first, last = (int(hits[0]), int(hits[-1])) if len(hits) else (0, length - 1)
+        spans.append(slice(max(first - _AROUND, 0), last + 1 + _AROUND))
+    return tuple(spans)
 
 
 def _fullest(mask: np.ndarray, axis: int) -> int:
