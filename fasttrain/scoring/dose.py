@@ -72,6 +72,9 @@ def score_dose(
         raise ValueError(
             f"prediction {prediction.shape}, reference {reference.shape} and structures {bits.shape} differ in shape"
         )
+    # Of a volume that is mostly air the few voxels in which anything lies
+    there = np.flatnonzero(bits)
+    prediction, reference, bits = (volume.reshape(-1)[there] for volume in (prediction, reference, bits))
     possible = (bits >> len(structures)) & 1 == 1
     if not possible.any():
         raise ValueError(f"case {name} has no voxel in its possible dose mask")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fasttrain.engine.checkpointing import checkpoint_blocks
 from fasttrain.engine.outline import outline_of
 from fasttrain.kernels.structure_bits import as_dose
 from fasttrain.losses import build_loss
@@ -127,3 +128,16 @@ def test_the_network_keeps_the_patch_and_answers_in_float32(norm: str) -> None:
     assert (answer.shape, answer.dtype) == ((2, 1, 16, 8, 24), torch.float32)
     answer.mean().backward()
     assert all(weight.grad is not None for weight in network.parameters())
+
+
+def test_blocks_computed_again_give_the_same_gradients() -> None:
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        network = build_network(DoseUNetSpec(kind="dose_unet", features=(4, 8, 8)), (16, 16, 16), 11, 1).train()
+        if again:
+            assert checkpoint_blocks(network) == 6
+        torch.manual_seed(1)
+        network(torch.ones(2, 11, 16, 16, 16)).square().mean().backward()
+        gradients.append([weight.grad for weight in network.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

@@ -65,4 +65,4 @@ def test_one_key_by_itself_and_lengths_of_lists() -> None:
     assert [key.path for key in section.keys] == ["training.epochs"]
     (dynunet,) = sections("network[dynunet].features")
     assert dynunet.keys[0].takes == "list of: whole number ≥ 1; at least 3"
-    assert len(sections("network.features")) == 2
+    assert len(sections("network.features")) == 3

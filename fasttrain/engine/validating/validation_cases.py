@@ -22,8 +22,9 @@ from fasttrain.samples import Case, CaseSource, Grid, Sample
 @dataclass(frozen=True, eq=False)
 class ValidationCase:
     """A case as validation needs it: `image` [channel, *spatial] on `grid`, and `reference`, uint8 class indices [*spatial] on
-    the grid that is scored; `source_grid` is that of the file. The tensors lie together, on the host or on the GPU. Of a dose
-    `label` holds the structures on `grid`, and `reference` is float32 [2, *spatial]: Gy, and the bits of the structures.
+    the grid that is scored; `source_grid` is that of the file. The two tensors lie together, on the host or on the GPU. Of a dose
+    `label` lies with the image and holds the structures on `grid`, and `reference` is float32 [2, *spatial]: Gy, and the bits
+    of the structures.
     """
 
     name: str
@@ -73,14 +74,16 @@ class ValidationCases:
     def _read(self, index: int) -> ValidationCase:
         sample = self.source[index]
         case = ValidationCase(sample.name, sample.image, self.reference(index, sample), sample.grid, sample.source_grid)
-        wanted = case.image.nbytes + case.reference.nbytes
-        if self.recipe.task == "dose":
-            assert sample.label is not None
-            case, wanted = replace(case, label=sample.label), wanted + sample.label.nbytes
+        dose = self.recipe.task == "dose"
+        if dose:
+            case = replace(case, label=sample.label)
+        beside = case.label if dose else case.reference
+        assert beside is not None
+        wanted = case.image.nbytes + beside.nbytes
         if wanted <= self.resident_bytes:
-            case = replace(case, image=sent(case.image, self.device), reference=sent(case.reference, self.device))
-            if case.label is not None:
-                case = replace(case, label=sent(case.label, self.device))
+            # A dose is scored in the host's memory, where its reference stays
+            moved = {"label" if dose else "reference": sent(beside, self.device)}
+            case = replace(case, image=sent(case.image, self.device), **moved)
             self.resident_bytes -= wanted
             self._resident[index] = case
         return case
