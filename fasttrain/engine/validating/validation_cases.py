@@ -81,9 +81,9 @@ class ValidationCases:
         assert beside is not None
         wanted = case.image.nbytes + beside.nbytes
         if wanted <= self.resident_bytes:
+            image, beside = sent(case.image, self.device), sent(beside, self.device)
             # A dose is scored in the host's memory, where its reference stays
-            moved = {"label" if dose else "reference": sent(beside, self.device)}
-            case = replace(case, image=sent(case.image, self.device), **moved)
+            case = replace(case, image=image, label=beside) if dose else replace(case, image=image, reference=beside)
             self.resident_bytes -= wanted
             self._resident[index] = case
         return case
