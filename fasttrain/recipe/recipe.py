@@ -10,18 +10,16 @@ from fasttrain.recipe.data_spec import (
     CacheSpec,
     DataSpec,
     KFoldSplit,
-    OpenKBPSource,
     PatchSpec,
     PercentileIntensity,
     PhantomSource,
-    ProvidedSplit,
     WindowIntensity,
 )
-from fasttrain.recipe.names import did_you_mean
 from fasttrain.recipe.network_spec import DoseUNetSpec, Fault, MonaiNetworkSpec, NetworkSpec
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
 from fasttrain.recipe.spec import MOST, FolderName, Spec
-from fasttrain.recipe.task import MOST_STRUCTURES, OPENKBP_LEFT_RIGHT, OPENKBP_STRUCTURES, TASKS, Task
+from fasttrain.recipe.task import OPENKBP_LEFT_RIGHT, TASKS, Task
+from fasttrain.recipe.task_faults import faults_of_task
 from fasttrain.recipe.training_spec import (
     AccelerationSpec,
     LossSpec,
@@ -106,7 +104,7 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
     """What is wrong in a recipe whose every section is right by itself."""
     yield from _faults_of_data(recipe)
     yield from _faults_of_labels(recipe.data)
-    yield from _faults_of_task(recipe)
+    yield from faults_of_task(recipe)
     yield from _faults_of_network(recipe)
     yield from _faults_of_loss(recipe)
     yield from _faults_of_axes(recipe)
@@ -142,69 +140,6 @@ def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
             )
     if isinstance(data.source, PhantomSource) and (len(data.channels) != 1 or data.classes.keys() != {1, 2}):
         yield ("data", "source"), "phantoms have one channel and the label values 1 and 2"
-
-
-def _faults_of_task(recipe: Recipe) -> Iterator[Fault]:
-    data, dose = recipe.data, recipe.task == "dose"
-    known = recipe.task_facts.losses
-    if recipe.loss.kind not in known:
-        yield (
-            ("loss", "kind"),
-            f"{recipe.loss.kind} is no loss of task: {recipe.task}; use one of {', '.join(sorted(known))}",
-        )
-    if dose != isinstance(data.source, OpenKBPSource):
-        needed = "openkbp" if dose else "one of labels"
-        yield (
-            ("data", "source", "kind"),
-            f"is {data.source.kind}, but task: {recipe.task} takes {needed}; change one of the two",
-        )
-    if isinstance(data.split, ProvidedSplit) and not isinstance(data.source, OpenKBPSource):
-        yield (
-            ("data", "split", "kind"),
-            f"provided is for data.source.kind: openkbp, and that is {data.source.kind}; use another",
-        )
-    if not dose:
-        if data.dose_scale != type(data).model_fields["dose_scale"].default:
-            yield ("data", "dose_scale"), "is for task: dose; leave it out"
-        if isinstance(recipe.network, DoseUNetSpec):
-            yield ("network", "kind"), "dose_unet is for task: dose; use dynunet, or another"
-        return
-    if recipe.dimensions != 3:
-        yield ("patch", "size"), f"has {recipe.dimensions} values, and doses are volumes; give 3"
-    if len(data.channels) != 1:
-        yield ("data", "channels"), f"are {len(data.channels)}, and an OpenKBP patient has one, the CT"
-    if sorted(data.classes) != list(range(1, len(data.classes) + 1)) or len(data.classes) > MOST_STRUCTURES:
-        yield ("data", "classes"), f"of task: dose are numbered from 1 on without gaps, at most {MOST_STRUCTURES}"
-    for value, name in data.classes.items():
-        if name not in OPENKBP_STRUCTURES:
-            yield (
-                ("data", "classes", value),
-                f"{name!r} is no structure of OpenKBP{did_you_mean(name, OPENKBP_STRUCTURES)}",
-            )
-    for key in ("label_map", "ignore_label"):
-        if getattr(data, key):
-            yield (
-                ("data", key),
-                "is for labels of class values, and task: dose has structures that overlap; leave it out",
-            )
-    if recipe.validation.hd95:
-        yield ("validation", "hd95"), "is a distance of classes, and a dose has none; leave it out"
-    yield from _faults_of_sides(recipe)
-
-
-def _faults_of_sides(recipe: Recipe) -> Iterator[Fault]:
-    """A mirrored patient whose left organ has no right one to become is a wrong patient."""
-    flip, axis, names = recipe.augment.flip, recipe.left_right_axis, recipe.data.class_names
-    mirrored = axis is not None and ((flip is not None and axis in flip.axes) or axis in recipe.validation.mirror)
-    for value, name in zip(sorted(recipe.data.classes), names, strict=True):
-        side, other = ("Left", "Right") if name.startswith("Left") else ("Right", "Left")
-        partner = f"{other}{name.removeprefix(side)}"
-        if mirrored and name.startswith(side) and partner not in names:
-            yield (
-                ("data", "classes", value),
-                f"{name} has no partner {partner} that it could change places with in patches mirrored along axis {axis}; add "
-                f"{partner}, or take axis {axis} out of augment.flip.axes and validation.mirror",
-            )
 
 
 _SMART_ALONE = {

@@ -11,7 +11,6 @@ import numpy as np
 
 from fasttrain.data.checking.counts import beside_classes, class_voxels
 from fasttrain.data.checking.facts import ChannelFacts, FileFacts, View
-from fasttrain.data.checking.patients import judge_files
 from fasttrain.data.checking.voxels import faults_of_voxels
 from fasttrain.data.grids import reoriented, spacing_of
 from fasttrain.data.labels import faults_of_values
@@ -127,8 +126,6 @@ def judge(
     pairing: what is wrong with which files the case has; of such a case each file is judged by itself.
     """
     faults: list[str] = list(pairing)
-    if terms.data.source.kind == "openkbp":
-        return _judge_patient(case, images, label, terms, faults)
     grid = _judge_apart(case, images, terms, faults) if pairing else _judge_images(case, images, terms, faults)
     voxels: dict[int, int] | None = None
     if case.label is not None and label is not None:
@@ -155,32 +152,6 @@ def judge(
         undeclared=undeclared,
         faults=tuple(dict.fromkeys(faults)),
         warnings=tuple(_warnings(case, voxels, label, terms)),
-    )
-
-
-def _judge_patient(
-    case: Case, images: Sequence[FileFacts], label: FileFacts | None, terms: Terms, faults: list[str]
-) -> CaseFindings:
-    if faults:
-        faults.extend(fault for facts in (*images, *([label] if label is not None else [])) for fault in facts.faults)
-    grid, voxels = (None, None) if faults else judge_files(case, images, label, terms.data, faults)
-    channels = images[0].channels[:1] if images else ()
-    return CaseFindings(
-        case=case,
-        grid=grid,
-        label_shape=None if grid is None else grid.shape,
-        dtypes=("float32",) if images and images[0].decoded else (),
-        label_dtype=None,
-        minimum=min((one.minimum for one in channels if one.minimum is not None), default=None),
-        maximum=max((one.maximum for one in channels if one.maximum is not None), default=None),
-        voxels=voxels,
-        digests=tuple(facts.digest for facts in images) if grid is not None else (),
-        label_digest=label.digest if label is not None and label.digest else None,
-        ranges=tuple(_range(one) for one in channels),
-        ignored=None,
-        undeclared=None if voxels is None else {},
-        faults=tuple(dict.fromkeys(faults)),
-        warnings=(),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain.data.checking.facts import ChannelFacts, FileFacts
+from fasttrain.data.checking.judging import CaseFindings, Terms
 from fasttrain.data.checking.voxels import faults_of_voxels
 from fasttrain.data.openkbp import (
     COMPACT,
@@ -87,7 +88,38 @@ def _digest(arrays: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def judge_files(
+def judge_patient(
+    case: Case, images: Sequence[FileFacts], label: FileFacts | None, terms: Terms, pairing: Sequence[str] = ()
+) -> CaseFindings:
+    """As `judge`, of an OpenKBP patient: `voxels` are those of each structure, and at 0 the rest."""
+    faults = list(pairing)
+    if faults:
+        faults.extend(fault for facts in (*images, *([label] if label is not None else [])) for fault in facts.faults)
+    grid, voxels = (None, None) if faults else _judge_files(case, images, label, terms.data, faults)
+    channels = images[0].channels[:1] if images else ()
+    ranges = tuple(
+        (one.minimum, one.maximum) for one in channels if one.minimum is not None and one.maximum is not None
+    )
+    return CaseFindings(
+        case=case,
+        grid=grid,
+        label_shape=None if grid is None else grid.shape,
+        dtypes=("float32",) if images and images[0].decoded else (),
+        label_dtype=None,
+        minimum=ranges[0][0] if ranges else None,
+        maximum=ranges[0][1] if ranges else None,
+        voxels=voxels,
+        digests=tuple(facts.digest for facts in images) if grid is not None else (),
+        label_digest=label.digest if label is not None and label.digest else None,
+        ranges=ranges,
+        ignored=None,
+        undeclared=None if voxels is None else {},
+        faults=tuple(dict.fromkeys(faults)),
+        warnings=(),
+    )
+
+
+def _judge_files(
     case: Case, images: Sequence[FileFacts], label: FileFacts | None, data: DataSpec, faults: list[str]
 ) -> tuple[Grid | None, dict[int, int] | None]:
     """Adds what is wrong with a patient to `faults`; gives its grid and the voxels of each class, the mask's at 0, as far as
