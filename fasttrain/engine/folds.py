@@ -15,6 +15,7 @@ from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DONE, FasttrainError, RecipeError
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.recipe.data_spec import KFoldSplit
+from fasttrain.recipe.task import is_target
 from fasttrain.run_folder import (
     FOLDS_KEYS,
     FORMAT_VERSION,
@@ -171,7 +172,12 @@ def _pooled(cases: dict[str, dict[str, float | None]], recipe: Recipe) -> tuple[
         }
         means = {key: fmean(values) if values else None for key, values in columns.items()}
         score = means.pop("dose_score")
-        return score, {"dvh_by_structure": means, "structure_counts": {name: len(columns[name]) for name in names}}
+        # Of a target three metrics, of an organ two: the mean over all metrics of all cases, as one run has it
+        errors = [(3 if is_target(name) else 2, value) for name in names for value in columns[name]]
+        metrics = sum(count for count, _ in errors)
+        dvh = sum(count * value for count, value in errors) / metrics if metrics else None
+        counts = {name: len(columns[name]) for name in names}
+        return score, {"dvh_score": dvh, "dvh_by_structure": means, "structure_counts": counts}
     pooled = summarise(
         [
             CaseScore(name, tuple(ClassScore(dices[class_name], None, False) for class_name in names), None)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from fasttrain.engine.checkpointing import checkpoint_blocks
+from fasttrain.engine.folds import _pooled
 from fasttrain.engine.outline import outline_of
+from fasttrain.engine.validating.validation import Scores
 from fasttrain.kernels.structure_bits import as_dose
 from fasttrain.losses import build_loss
 from fasttrain.networks import build_network
@@ -71,6 +73,21 @@ def test_the_dvh_score_in_all_is_over_metrics_and_not_over_cases() -> None:
     assert summary.counts == {"Brainstem": 2, "PTV70": 1}
     with pytest.raises(ValueError, match="no voxel in its possible dose mask"):
         score_dose("c", zero, zero, bits & 1, NAMES, (4.0, 4.0, 4.0))
+
+
+def test_the_scores_of_folds_are_pooled_as_those_of_a_run() -> None:
+    recipe = resolve("openkbp").recipe
+    bits = np.full((2, 2, 1), 1 << 10 | 1, dtype=np.int16)
+    zero, names = np.zeros((2, 2, 1)), recipe.data.class_names
+    scores = [
+        score_dose("a", zero + 1, zero, bits, names, (4.0, 4.0, 4.0)),
+        score_dose("b", zero + 3, zero, bits | 1 << 9, names, (4.0, 4.0, 4.0)),
+    ]
+    whole = Scores(summarise_doses(scores, names), tuple(scores), 0.0)
+    score, pooled = _pooled(whole.by_case(names), recipe)
+    assert score == whole.summary.dose_score
+    assert pooled["dvh_score"] == pytest.approx(whole.summary.dvh_score)
+    assert pooled["dvh_by_structure"] == whole.summary.dvh_by_structure
 
 
 def test_a_curve_of_four_voxels() -> None:
