@@ -144,9 +144,11 @@ class _Rows:
         values = (whole * scale + part) / scale
         wrong = np.zeros(len(values), dtype=bool)
         for row in np.flatnonzero(~plain & self._whole & ~self._extra).tolist():
+            spelt = self._text(begin[row], end[row])
             try:
-                values[row] = float(self._text(begin[row], end[row]))
-                wrong[row] = not np.isfinite(values[row])
+                values[row] = float(spelt)
+                # Python takes 1_000 and other alphabets' digits too
+                wrong[row] = not np.isfinite(values[row]) or "_" in spelt or not spelt.isascii()
             except ValueError:
                 wrong[row] = True
         return values, self._told(wrong, "has the value {value!r}; a finite number is expected")

@@ -87,6 +87,7 @@ def test_masks_of_no_row_one_row_and_any_order(tmp_path: Path) -> None:
         (",data\n\n1,2\n", "row 2 is ''"),
         (",data\n1,nan\n", "row 2 has the value 'nan'; a finite number"),
         (",data\n1,\n", "row 2 has the value ''; a finite number"),
+        (",data\n1,1_0\n", "row 2 has the value '1_0'; a finite number"),
         (",data\n1,2.3.4\n", "row 2 has the value '2.3.4'; a finite number"),
         (",data\n1,x\n2,y\n3,z\n", "row 2 has the value 'x'; a finite number is expected (and 2 more rows like it)"),
     ],
@@ -222,3 +223,26 @@ def test_import_by_command_with_a_faulty_patient(tmp_path: Path, capsys: pytest.
     assert ended.value.code == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["written"]) == len(document["kept"]) == 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="0123456789,.\n\r -e+x\x00", max_size=40), st.booleans())
+def test_whatever_the_rows_are_they_are_read_as_python_would_or_refused(
+    tmp_path_factory, body: str, mask: bool
+) -> None:
+    path = text(tmp_path_factory.getbasetemp() / "odd.csv", ",data\n" + body)
+    rows = body.replace("\r", "").rstrip("\n").split("\n") if body.replace("\r", "").strip("\n") else []
+    try:
+        pairs = [row.split(",") for row in rows]
+        wanted = {int(index): float(value or 1) if mask else float(value) for index, value in pairs}
+        assert len(wanted) == len(rows)
+        assert all(index.isdecimal() and int(index) < 500 and np.isfinite(wanted[int(index)]) for index, _ in pairs)
+        assert not mask or all(value.strip() in ("", "1", "1.0") for _, value in pairs)
+        assert all(value or mask for _, value in pairs)
+    except (ValueError, AssertionError):
+        with pytest.raises(DataError, match=r"odd\.csv row \d+"):
+            read_sparse(path, 500, mask)
+        return
+    found = read_sparse(path, 500, mask)
+    expected = dict.fromkeys(wanted, 1.0) if mask else wanted
+    assert dict(zip(found.indices.tolist(), found.values.tolist(), strict=True)) == expected
