@@ -4,7 +4,7 @@
 
 DIR holds train-pats and validation-pats in CSV. They are imported, a run is trained on the compact files, its best
 weights are scored again and predict each validation patient, and the CSV of each is scored by itself: it must give
-the same dose score, and that must be far below the 21 Gy of a constant. Takes some minutes on two cores.
+the same dose score, and that must be far below the 21 Gy of a constant. Takes about a minute on two cores.
 """
 
 from __future__ import annotations
