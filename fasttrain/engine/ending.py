@@ -57,7 +57,8 @@ def end_run(
         "training": progress.training_seconds if progress else None,
         "validation": progress.validation_seconds if progress else None,
     }
-    best = {"metric": "val_dice", "value": progress.best_value, "epoch": progress.best_epoch} if progress else None
+    metric = prepared.recipe.task_facts.metric
+    best = {"metric": f"val_{metric}", "value": progress.best_value, "epoch": progress.best_epoch} if progress else None
     in_haste = session.stop.asked and session.stop.exit_code != EXIT_DONE
     with _not_masking(failure):
         if not in_haste:
@@ -83,7 +84,7 @@ def end_run(
             status=status,
             stopped_by=stopped_by,
             exit_code=exit_code,
-            best_metric="dice",
+            best_metric=prepared.recipe.task_facts.metric_text,
             best_value=progress.best_value if progress else None,
             best_epoch=progress.best_epoch if progress else None,
             seconds=time.time() - session.began,
@@ -171,14 +172,10 @@ def _earlier_seconds(progress: Progress | None) -> float:
 
 
 def _case_scores(fit: Fit | None) -> dict[str, dict[str, float | None]]:
-    """Dice a class of each case, of the last validation."""
+    """The scores of each case, of the last validation."""
     if fit is None or fit.last_scores is None:
         return {}
-    names = fit.recipe.data.class_names
-    return {
-        score.name: {name: one.dice for name, one in zip(names, score.classes, strict=True)}
-        for score in fit.last_scores.cases
-    }
+    return fit.last_scores.by_case(fit.recipe.data.class_names)
 
 
 def _former_scores(folder: RunFolder, saved: ReadCheckpoint | None) -> dict[str, Any]:

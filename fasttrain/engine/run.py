@@ -172,7 +172,10 @@ def _carry_out(
     recipe, hardware = prepared.recipe, prepared.hardware
     saved = going.saved if going is not None else None
     names = recipe.data.class_names
-    session.observers += [MetricsTable(folder.metrics, names, recipe.validation.hd95), EventLog(folder.events)]
+    session.observers += [
+        MetricsTable(folder.metrics, names, recipe.validation.hd95, recipe.task),
+        EventLog(folder.events),
+    ]
     if recipe.output.tensorboard:
         session.observers.append(TensorBoardLog(folder.tensorboard, _first_step(prepared, saved)))
     attempt = Attempt(folder, session, DeviceMonitor(hardware.gpu_uuid), going)
