@@ -12,6 +12,7 @@ from typing import Any
 from fasttrain.checkpoints import ReadCheckpoint
 from fasttrain.engine.fit import Fit
 from fasttrain.engine.preparing import Prepared
+from fasttrain.engine.resuming.going_on import GoingOn
 from fasttrain.engine.session import Session
 from fasttrain.engine.state import Progress
 from fasttrain.errors import EXIT_DONE, exit_code_of
@@ -120,9 +121,10 @@ def resume_line(folder: RunFolder, session: Session) -> str:
     return f"fasttrain resume {shlex.quote(str(folder.whole()))}{session.limits.options}"
 
 
-def end_spent(folder: RunFolder, session: Session, saved: ReadCheckpoint | None, limit: str, told: str) -> RunResult:
+def end_spent(folder: RunFolder, session: Session, going: GoingOn, limit: str, told: str) -> RunResult:
     """Ends a run whose money was spent before it could go on: it is done by its limit, and otherwise as its checkpoint is."""
     session.emit(Message(told))
+    saved, metric = going.saved, going.resolved.recipe.task_facts.metric
     if not folder.finished():
         former, progress = folder.read_summary(), _saved_progress(saved) or Progress()
         write_summary(
@@ -130,7 +132,7 @@ def end_spent(folder: RunFolder, session: Session, saved: ReadCheckpoint | None,
             status="done",
             stopped_by=limit,
             exit_code=EXIT_DONE,
-            best={"metric": "val_dice", "value": progress.best_value, "epoch": progress.best_epoch},
+            best={"metric": f"val_{metric}", "value": progress.best_value, "epoch": progress.best_epoch},
             seconds={
                 "total": progress.total_seconds,
                 "training": progress.training_seconds,

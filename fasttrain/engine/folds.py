@@ -63,6 +63,8 @@ def train_folds(
         raise RecipeError(
             f"all folds need data.split.kind: kfold, and the recipe has {kind}; set that, or leave out --fold all"
         )
+    limits = limits or Limits()
+    limits.check_score(resolved.recipe.task_facts)
     folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
     try:
         folder.create()
@@ -72,7 +74,7 @@ def train_folds(
         place = str(Path(data).absolute()) if data is not None else None
         record = {"format": FORMAT_VERSION, "folds": resolved.recipe.data.split.folds, "data": place, "device": device}
         write_json(folder.folds, record)
-        return _Folds(folder, resolved, record, watch, stop or StopRequest(), began, limits or Limits()).run()
+        return _Folds(folder, resolved, record, watch, stop or StopRequest(), began, limits).run()
     finally:
         folder.release()
 

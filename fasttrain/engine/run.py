@@ -67,6 +67,7 @@ def train(
     session = Session(list(observers), stop or StopRequest(), began or time.time(), limits or Limits())
     folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
     try:
+        session.limits.check_score(resolved.recipe.task_facts)
         session.heed_limits()
         folder.check_new()
         root = Path(data) if data is not None else None
@@ -128,11 +129,12 @@ def resume(
         # Before anything is written: a run that cannot go on stays as it is
         held = folder.last_written()
         going = look_at(folder, assignments, asked)
+        limits.check_score(going.resolved.recipe.task_facts)
         folder.claim()
         if folder.last_written() != held:
             going = look_at(folder, assignments, asked)
         if (over := spent_before(limits, session.account)) is not None:
-            return end_spent(folder, session, going.saved, *over)
+            return end_spent(folder, session, going, *over)
         session.heed_limits()
         folder.tidy()
         root = going.data_folder(Path(data) if data is not None else None, session.emit)
