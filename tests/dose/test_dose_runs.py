@@ -20,6 +20,7 @@ from fasttrain.data.openkbp import csv_case, read_patient
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.delivery import open_run, predict
 from fasttrain.engine.build import build_predictor
+from fasttrain.engine.limits import Limits
 from fasttrain.engine.optimisation.patience import out_of_patience
 from fasttrain.engine.planning.trial import Candidate
 from fasttrain.engine.run import RunResult, resume
@@ -63,6 +64,33 @@ class StopAfterAnEpoch:
 
     def close(self) -> None:
         pass
+
+
+def test_a_dose_score_ends_a_run_when_it_is_down_to_the_limit(
+    small, patients: Path, whole: RunResult, tmp_path: Path
+) -> None:
+    scores = [row["val_dose_score"] for row in read_metrics(whole.run / "metrics.csv")]
+    reached, beyond = scores[0] * 1.0001, min(scores) * 0.9
+    ended = train(small(), data=patients, run=tmp_path / "a", device="cpu", limits=Limits(until_dice=reached))
+    assert (ended.exit_code, ended.summary["epochs"]) == (0, 1)
+    assert ended.summary["stopped_by"] == f"--until-dice {reached:g}"
+    again = resume(tmp_path / "a", data=patients, device="cpu", limits=Limits(until_dice=beyond), asked_for=False)
+    assert (again.summary["epochs"], again.summary["stopped_by"]) == (2, None)
+
+
+def test_a_dose_whose_money_is_spent_is_told_by_its_own_figure(small, patients: Path, tmp_path: Path) -> None:
+    stop = StopRequest()
+    train(small(), data=patients, run=tmp_path / "cut", device="cpu", stop=stop, observers=[StopAfterAnEpoch(stop)])
+    spent = resume(tmp_path / "cut", data=patients, limits=Limits(max_cost=1e-9, price_per_hour=1.0))
+    best, (row,) = spent.summary["best"], read_metrics(tmp_path / "cut" / "metrics.csv")
+    assert (best["metric"], best["value"]) == ("val_dose_score", row["val_dose_score"])
+
+
+def test_a_dose_goes_on_with_another_batch_size(small, patients: Path, tmp_path: Path) -> None:
+    stop = StopRequest()
+    train(small(), data=patients, run=tmp_path / "cut", device="cpu", stop=stop, observers=[StopAfterAnEpoch(stop)])
+    done = resume(tmp_path / "cut", data=patients, device="cpu", assignments=["training.batch_size=4"])
+    assert (done.exit_code, done.summary["epochs"]) == (0, 2)
 
 
 def test_a_resumed_run_is_the_unbroken_one(small, patients: Path, whole: RunResult, tmp_path: Path) -> None:
