@@ -59,7 +59,10 @@ class Sample:
     """One preprocessed volume on the CPU.
 
     image: [channel, *spatial], in the recipe's `data.storage_dtype`.
-    label: [1, *spatial], uint8 class indices (0 … classes − 1, or IGNORED where the recipe has an ignore label), or None.
+    label: [1, *spatial], uint8 class indices (0 … classes − 1, or IGNORED where the recipe has an ignore label), or None. Of a
+    dose
+        int16: bit n is set inside structure n, the bit after the last inside the possible dose mask; the dose, over its scale, is
+        the image's last channel.
     centres: one tensor [n] a foreground class, flat C-order indices of voxels of that class (at most `CENTRES_PER_CLASS` of
         them, evenly drawn), from which foreground crops take their centre; uint16 where the volume has at most 65 536 voxels,
         else int32.

@@ -26,6 +26,7 @@ from fasttrain.augment.technique import Draw, IntensityTechnique, SpatialTechniq
 from fasttrain.kernels import intensity
 from fasttrain.kernels.intensity_table import Chain, Rows
 from fasttrain.kernels.rows import kernels_take
+from fasttrain.kernels.structure_bits import change_sides
 from fasttrain.recipe.augment_spec import AugmentSpec
 
 SPATIAL: dict[str, type] = {"rotate": Rotate, "scale": Scale}
@@ -53,7 +54,19 @@ class Augmenter:
     spread alike.
     """
 
-    def __init__(self, spec: AugmentSpec) -> None:
+    def __init__(
+        self,
+        spec: AugmentSpec,
+        shaded: int | None = None,
+        left_right_axis: int | None = None,
+        sides: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """shaded: so many channels, the first ones, change their intensities (None: all); the others are only moved. sides:
+        bits of the label, (left, right), that change places where a sample is mirrored along `left_right_axis`.
+        """
+        self._shaded = shaded
+        self._left_right = left_right_axis
+        self._sides = sides
         self.flip = Flip(spec.flip) if spec.flip is not None else None
         self.elastic = Elastic(spec.elastic) if spec.elastic is not None else None
         self.spatial: dict[str, SpatialTechnique] = _chosen(SPATIAL, spec)
@@ -90,7 +103,21 @@ class Augmenter:
             self._resample(image, label, draws)
         if self.flip is not None:
             image, label = self.flip.apply(image, draws["flip"]), self.flip.apply(label, draws["flip"])
-        return self.apply_intensity(image, draws), label
+        return self.apply_intensity(image, draws), self.with_sides(label, draws)
+
+    def with_sides(self, label: Tensor, draws: Draws) -> Tensor:
+        """The label [sample, 1, *spatial] of samples that were mirrored, its left and right structures called by their new
+        sides.
+        """
+        if (
+            self.flip is None
+            or self._left_right is None
+            or self._left_right not in self.flip.spec.axes
+            or not self._sides
+        ):
+            return label
+        mirrored = draws["flip"]["mirrored"][:, self._left_right].contiguous()
+        return change_sides(label, sent(mirrored, label.device), self._sides)
 
     def linear(
         self, draws: Draws, count: int, size: Sequence[int], device: torch.device = _CPU
@@ -129,6 +156,13 @@ class Augmenter:
 
     def apply_intensity(self, image: Tensor, draws: Draws) -> Tensor:
         """All that comes after the moves of voxels; image: [sample, channel, *spatial] float32, may be changed in place."""
+        if self._shaded is None or self._shaded == image.shape[1] or not self.intensity:
+            return self._shade(image, draws)
+        layout = torch.channels_last_3d if image.dim() == 5 else torch.channels_last
+        image[:, : self._shaded] = self._shade(image[:, : self._shaded].contiguous(memory_format=layout), draws)
+        return image
+
+    def _shade(self, image: Tensor, draws: Draws) -> Tensor:
         if self.intensity and kernels_take(image):
             table = self.table(draws, image.shape[1], image.shape[2:])
             return self.apply_table(image, sent(table, image.device))

@@ -41,7 +41,7 @@ class Slot:
         voxels, on_gpu = batch_size * math.prod(size), volumes.images.is_cuda
         take = pinned if on_gpu else _plain
         self.images = take(voxels * volumes.channels, volumes.images.dtype).view(batch_size, *size, volumes.channels)
-        self.labels = take(voxels, torch.uint8).view(batch_size, *size)
+        self.labels = take(voxels, volumes.labels.dtype).view(batch_size, *size)
         self.copied = torch.cuda.Event() if on_gpu else None
 
     def wait(self) -> None:

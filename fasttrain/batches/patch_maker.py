@@ -15,6 +15,9 @@ from fasttrain.batches.order import Order
 from fasttrain.recipe import Recipe
 from fasttrain.samples import CaseSource
 
+LABEL_TYPES = {1: torch.uint8, 2: torch.int16}
+"""Of labels as they are kept, by `Task.label_bytes`."""
+
 
 @dataclass(frozen=True)
 class RawBatch:
@@ -54,8 +57,10 @@ class PatchMaker:
         self.order = order
         self.patch = recipe.patch
         self.batch_size = recipe.training.batch_size
-        self.channels = len(recipe.data.channels)
-        self.augmenter = Augmenter(recipe.augment)
+        self.channels = recipe.stored_channels
+        self.shaded = len(recipe.data.channels)
+        self.label_type = LABEL_TYPES[recipe.task_facts.label_bytes]
+        self.augmenter = Augmenter(recipe.augment, self.shaded, recipe.left_right_axis, recipe.sides)
 
     def draw(self, first_position: int, tables: CentreTables) -> Drawn:
         """What `make` draws for the batch at a position, from the tables of all cases; cuts nothing."""
@@ -66,12 +71,12 @@ class PatchMaker:
         return Drawn(cases, corners, self._augmentation(chances), tuple(positions.tolist()))
 
     def make(self, first_position: int) -> RawBatch:
-        """The `batch_size` patches from `first_position` on: image float32, label uint8."""
+        """The `batch_size` patches from `first_position` on: image float32, label uint8 (int16 for a dose)."""
         assert self.source is not None
         positions = self._positions(first_position)
         chances = Chances(self.order.seed, positions)
         image = torch.empty((self.batch_size, self.channels, *self.patch.size))
-        label = torch.empty((self.batch_size, 1, *self.patch.size), dtype=torch.uint8)
+        label = torch.empty((self.batch_size, 1, *self.patch.size), dtype=self.label_type)
         names: list[str] = []
         # Patches of one case stand together; one volume is held at a time
         for index, run in groupby(self.order.cases_at(positions).tolist()):
@@ -90,7 +95,7 @@ class PatchMaker:
         return np.arange(first, first + self.batch_size, dtype=np.int64)
 
     def _augmentation(self, chances: Chances) -> Draws:
-        return self.augmenter.draw(len(self.patch.size), self.channels, chances)
+        return self.augmenter.draw(len(self.patch.size), self.shaded, chances)
 
     def augment(self, raw: RawBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Applies the draws on the device where the patches are; image and label may be changed in place."""

@@ -106,7 +106,7 @@ class ResidentSource:
         if len(size) < AXES:
             image, label = image.squeeze(2), label.squeeze(2)
         image = augmenter.apply_intensity(image, drawn.draws)
-        return Batch(image, label, drawn.positions, names)
+        return Batch(image, augmenter.with_sides(label, drawn.draws), drawn.positions, names)
 
 
 def _numbers(drawn: Drawn, matrix: torch.Tensor) -> np.ndarray:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.batches.crop import CaseCentres, CentreTables
+from fasttrain.batches.patch_maker import LABEL_TYPES
 from fasttrain.data.caches.filling import Gathering
 from fasttrain.data.volumes import ITEM_BYTES
 from fasttrain.kernels.patches import Volumes
@@ -61,8 +62,8 @@ class _Named:
 
 
 def voxel_bytes(recipe: Recipe) -> int:
-    """What a voxel of a volume takes: its channels in the storage dtype and its label in 8 bits."""
-    return len(recipe.data.channels) * ITEM_BYTES[recipe.data.storage_dtype] + 1
+    """What a voxel of a volume takes: its channels in the storage dtype and its label in 8 bits, or in 16 for a dose."""
+    return recipe.stored_channels * ITEM_BYTES[recipe.data.storage_dtype] + recipe.task_facts.label_bytes
 
 
 def slot_bytes(recipe: Recipe) -> int:
@@ -87,9 +88,9 @@ def fill(
     """Takes every case from `source` by `threads` threads and copies it to `device` as it comes; closes `source`.
 
     Memory for `room_bytes` of volumes is taken at once, or as much as there is; cases that find no room in it stay on the host.
-    Only what the recipe asks for travels: images in `data.storage_dtype`, labels in 8 bits, both by way of pinned memory. `told`
-    hears where the device has less room than that. Raises one DataError with the faults of all cases, and torch.OutOfMemoryError
-    where not even the boxes of two batches find room.
+    Only what the recipe asks for travels: images in `data.storage_dtype`, labels in 8 or 16 bits, both by way of pinned memory.
+    `told` hears where the device has less room than that. Raises one DataError with the faults of all cases, and
+    torch.OutOfMemoryError where not even the boxes of two batches find room.
     """
     room = _Room(recipe, device, room_bytes, told)
     taken: list[Sample | CaseCentres | None] = [None] * len(source)
@@ -145,11 +146,12 @@ class _Room:
 
     def __init__(self, recipe: Recipe, device: torch.device, room_bytes: int, told: Told) -> None:
         self.device = device
-        self.channels = len(recipe.data.channels)
+        self.channels = recipe.stored_channels
         self.used = 0
         self._boxes = DEVICE_SLOTS * recipe.training.batch_size
         self._patch = in_three_axes(tuple(recipe.patch.size))
         self._dtype = _DTYPES[recipe.data.storage_dtype]
+        self._label_type = LABEL_TYPES[recipe.task_facts.label_bytes]
         self._item_bytes = voxel_bytes(recipe)
         self._room, self._images, self._labels = self._memory(room_bytes // self._item_bytes, told)
         self._lock = threading.Lock()
@@ -212,7 +214,7 @@ class _Room:
         """Memory for images and labels; where there is none, None or, where it is `needed`, torch's error."""
         try:
             images = memory_of(voxels * self.channels, self._dtype, self.device)
-            return images, memory_of(voxels, torch.uint8, self.device)
+            return images, memory_of(voxels, self._label_type, self.device)
         except torch.OutOfMemoryError:
             if needed:
                 raise

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fasttrain.cli.cache_command import cache_command
+from fasttrain.cli.import_command import import_app
 from fasttrain.cli.printing import print_json
 from fasttrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED
 from fasttrain.wording import counted
@@ -33,6 +34,7 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _EPILOG = "Add --debug for a traceback."
 data_app.command("cache", epilog=_EPILOG)(cache_command)
+data_app.add_typer(import_app, name="import")
 
 
 @data_app.command("fetch", epilog=_EPILOG)

@@ -61,6 +61,14 @@ def classes_text(scores: ValidationFigures) -> str:
     return ", ".join(f"{one_line(name)} {score_text(value, 2)}" for name, value in scores.dice_by_class.items())
 
 
+def scores_text(scores: ValidationFigures) -> str:
+    """`dice 0.871 (anterior 0.88, posterior 0.86)`, or `dose score 3.12 Gy  DVH score 2.40 Gy`."""
+    if scores.dose_score is not None:
+        return f"dose score {score_text(scores.dose_score, 3)} Gy  DVH score {score_text(scores.dvh_score, 3)} Gy"
+    classes = f" ({classes_text(scores)})" if scores.dice_by_class else ""
+    return f"dice {score_text(scores.dice, 3)}{classes}"
+
+
 def device_text(event: EpochEnded | StepLogged) -> str | None:
     """`GPU 93%, 41.2 GiB`; None where the driver gives no figures."""
     parts = []

@@ -28,7 +28,11 @@ PriceOption = Annotated[
 ]
 UntilDiceOption = Annotated[
     float | None,
-    typer.Option("--until-dice", help="End so when a validation's mean Dice reaches D.", metavar="D"),
+    typer.Option(
+        "--until-dice",
+        help="End so when a validation's mean Dice reaches D, or its dose score (Gy) is down to D.",
+        metavar="D",
+    ),
 ]
 OnFinishOption = Annotated[
     str | None,

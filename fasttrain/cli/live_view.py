@@ -106,8 +106,8 @@ class LiveView:
         self._pace, self._progress = event, None
         if event.validation is not None:
             self._scores = event.validation
-            if event.is_best and event.validation.dice is not None:
-                self._best = (event.validation.dice, event.epoch)
+            if event.is_best and event.validation.headline is not None:
+                self._best = (event.validation.headline, event.epoch)
 
     def _say(self, text: str, style: str) -> None:
         # Text, not markup: a file name may hold square brackets.
@@ -145,12 +145,15 @@ class LiveView:
         return _bar(f"epoch {pace.epoch}/{run.epochs}", done, steps)
 
     def _scores_text(self, scores: ValidationFigures) -> Text:
-        text = Text.assemble(("dice ", "dim"), (score_text(scores.dice, 3), "bold"))
+        name, unit = ("dice ", "") if scores.dose_score is None else ("dose score ", " Gy")
+        text = Text.assemble((name, "dim"), (f"{score_text(scores.headline, 3)}{unit}", "bold"))
         if self._best is not None:
             text.append(f"  best {self._best[0]:.3f} in epoch {self._best[1]}", style="dim")
+        if scores.dvh_score is not None:
+            text.append(f"  DVH score {scores.dvh_score:.3f} Gy", style="dim")
         if scores.hd95 is not None:
             text.append(f"  hd95 {scores.hd95:.1f} mm", style="dim")
-        for index, (name, value) in enumerate(scores.dice_by_class.items()):
+        for index, (name, value) in enumerate((scores.dice_by_class or scores.dvh_by_structure).items()):
             text.append("\n  " if index == 0 else "  ")
             text.append(f"{one_line(name)} ", style="dim")
             text.append(score_text(value, 2))

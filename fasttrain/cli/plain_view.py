@@ -8,7 +8,6 @@ import time
 from typing import TextIO
 
 from fasttrain.cli.figures import (
-    classes_text,
     device_text,
     duration_text,
     end_line,
@@ -18,7 +17,7 @@ from fasttrain.cli.figures import (
     one_line,
     rate_text,
     scientific_text,
-    score_text,
+    scores_text,
     share_text,
     start_lines,
 )
@@ -98,8 +97,7 @@ class PlainView:
         parts = [f"epoch {self._of_all(event.epoch)}", f"step {event.step}", f"loss {loss_text(event.train_loss)}"]
         scores = event.validation
         if scores is not None:
-            classes = f" ({classes_text(scores)})" if scores.dice_by_class else ""
-            parts.append(f"dice {score_text(scores.dice, 3)}{classes}")
+            parts.append(scores_text(scores))
             if scores.hd95 is not None:
                 parts.append(f"hd95 {scores.hd95:.1f} mm")
         parts += [f"lr {scientific_text(event.learning_rate)}", *_pace(event)]

@@ -235,10 +235,11 @@ def _observers() -> list[Observer]:
 
 def _told_all(result: RunResult, json: bool) -> int:
     summary = result.summary
-    scored, dice = len(summary.get("cases", {})), summary["best"]["value"]
+    scored, value = len(summary.get("cases", {})), summary["best"]["value"]
+    name, unit = ("mean Dice", "") if summary["best"]["metric"] == "val_dice" else ("dose score", " Gy")
     score = (
-        f"mean Dice {dice:.4f} over {counted(scored, 'case')}, each by the network that never saw it"
-        if dice is not None
+        f"{name} {value:.4f}{unit} over {counted(scored, 'case')}, each by the network that never saw it"
+        if value is not None
         else "no score"
     )
     print(f"all folds, {summary['status']}: {score}; run folder {result.run}", file=sys.stderr)

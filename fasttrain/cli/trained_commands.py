@@ -45,8 +45,10 @@ def evaluate_command(
     """Score a trained run on whole volumes, case by case."""
     view = open_view(sys.stderr)
     with stop_on_signals() as stop:
+        from fasttrain.cli.dose_table import doses_document, print_doses
         from fasttrain.delivery import evaluate, open_run
         from fasttrain.engine.stop import Stopped
+        from fasttrain.scoring import DoseScore, DoseSummary
 
         try:
             trained = _opened(open_run(run, device, view.on_event), view)
@@ -59,7 +61,13 @@ def evaluate_command(
         finally:
             view.close()
     names = trained.recipe.data.class_names
-    if json:
+    if isinstance(scores.summary, DoseSummary):
+        doses = [score for score in scores.cases if isinstance(score, DoseScore)]
+        if json:
+            print_json({**_origin(trained), **doses_document(scores.summary, doses)})
+        else:
+            print_doses(scores.summary, doses, names)
+    elif json:
         print_json(_document(trained, scores, names))
     else:
         _print_scores(scores, names)
@@ -85,6 +93,7 @@ def predict_command(
     A run with one file a case takes every NIfTI file that ends in its image suffix, but for those that end in its label_suffix.
     A run on DICOM takes a folder of slices, a folder of such folders, or one slice, which stands for its series.
     The prediction of a case is called CASE.nii.gz.
+    A run with task: dose takes OpenKBP patients, and writes CASE.csv as the challenge takes it and CASE.nii.gz, in Gy.
     """
     view = open_view(sys.stderr)
     with stop_on_signals() as stop:
@@ -129,19 +138,22 @@ def _told(view: Observer, what: str, stop: StopRequest) -> Any:
     return progress
 
 
+def _origin(trained: TrainedRun) -> dict[str, Any]:
+    return {"run": str(trained.folder.path), "checkpoint": str(trained.checkpoint), "epoch": trained.epoch}
+
+
 def _document(trained: TrainedRun, scores: Scores, names: tuple[str, ...]) -> dict[str, Any]:
-    summary = scores.summary
+    summary: Any = scores.summary
+    every: Any = scores.cases
     cases = {
         score.name: {
             name: {"dice": one.dice, "hd95_mm": one.hd95, "hd95_penalised": one.hd95_penalised}
             for name, one in zip(names, score.classes, strict=True)
         }
-        for score in scores.cases
+        for score in every
     }
     return {
-        "run": str(trained.folder.path),
-        "checkpoint": str(trained.checkpoint),
-        "epoch": trained.epoch,
+        **_origin(trained),
         "dice": summary.dice,
         "dice_by_class": summary.dice_by_class,
         "dice_counts": summary.dice_counts,
@@ -154,9 +166,10 @@ def _document(trained: TrainedRun, scores: Scores, names: tuple[str, ...]) -> di
 
 
 def _print_scores(scores: Scores, names: tuple[str, ...]) -> None:
-    summary = scores.summary
+    summary: Any = scores.summary
+    every: Any = scores.cases
     rows = [("case", *names)]
-    rows += [(score.name, *(score_text(one.dice, 4) for one in score.classes)) for score in scores.cases]
+    rows += [(score.name, *(score_text(one.dice, 4) for one in score.classes)) for score in every]
     rows.append(("mean", *(score_text(summary.dice_by_class[name], 4) for name in names)))
     rows.append(("counted", *(str(summary.dice_counts[name]) for name in names)))
     print_table(rows)

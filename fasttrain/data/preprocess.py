@@ -11,6 +11,7 @@ import torch
 from fasttrain.data.centres import background_centres, class_centres, shifted
 from fasttrain.data.grids import in_four, spacing_of
 from fasttrain.data.intensity import intensity_step
+from fasttrain.data.openkbp import affine_of, read_patient
 from fasttrain.data.reading import FLOAT16_LIMIT, read_image, read_label
 from fasttrain.data.resample import resample
 from fasttrain.data.volumes import SAME_SPACING_MM, axes_along
@@ -38,6 +39,7 @@ class Preprocess:
         self.patch = recipe.patch
         self.dimensions = recipe.dimensions
         self.training = training
+        self.task = recipe.task
         self._scale = intensity_step(data.intensity)
 
     def __call__(self, case: Case) -> dict[str, Any]:
@@ -51,7 +53,7 @@ class Preprocess:
         steps, affine = self._oriented(steps, affine)
         steps, affine = self._resampled(steps, affine, source_grid)
         if self._scale is not None:
-            self._scale(steps[0])
+            self._scale(self._of_files(steps[0]))
         steps, affine = self._cropped(steps, affine)
         record: dict[str, Any] = {"name": case.name, "centres": [], "background_centres": None}
         if self.training:
@@ -64,7 +66,9 @@ class Preprocess:
         grid = self._grid_after(steps[0], affine, source_grid, start)
         record |= {
             "image": self._stored(case, _plain(steps[0])),
-            "label": _plain(steps[1]).to(torch.uint8) if label is not None else None,
+            "label": None
+            if label is None
+            else _plain(steps[1]).to(torch.int16 if self.task == "dose" else torch.uint8),
             "shape": list(grid.shape),
             "affine": torch.from_numpy(grid.affine),
             "source_shape": list(source_grid.shape),
@@ -86,6 +90,8 @@ class Preprocess:
 
     def _read(self, case: Case) -> tuple[np.ndarray, np.ndarray | None, Grid]:
         """Both are read before anything is raised, so that one pass shows every fault of the case."""
+        if self.task == "dose":
+            return self._read_dose(case)
         faults: list[str] = []
         image, grid, label = None, None, None
         try:
@@ -100,6 +106,17 @@ class Preprocess:
         if faults or image is None or grid is None:
             raise DataError(faults)
         return image, label, grid
+
+    def _read_dose(self, case: Case) -> tuple[np.ndarray, np.ndarray, Grid]:
+        """CT and dose as two channels (a patient without a dose has none of it), and the bits of its structures."""
+        patient = read_patient(case, self.data.class_names)
+        dose = np.zeros_like(patient.ct) if patient.dose is None else patient.dose / np.float32(self.data.dose_scale)
+        grid = Grid(patient.ct.shape, affine_of(patient.spacing))
+        return np.stack([patient.ct, dose]), patient.structures[None], grid
+
+    def _of_files(self, image: torch.Tensor) -> torch.Tensor:
+        """The channels of the files, without a dose, as a view."""
+        return image[: len(self.data.channels)]
 
     def _local_affine(self, grid: Grid) -> np.ndarray:
         """What MONAI sees. A plane gets an affine of its spacing alone, since MONAI would drop its third world axis."""
@@ -141,7 +158,7 @@ class Preprocess:
         spec = self.data.crop_foreground
         if spec is None:
             return steps, affine
-        inside = (steps[0] > spec.above).any(dim=0)
+        inside = (self._of_files(steps[0]) > spec.above).any(dim=0)
         if not inside.any():
             return steps, affine
         begin, spans = [], [slice(None)]
@@ -158,7 +175,11 @@ class Preprocess:
         if len(steps) < 2:
             return [], None
         label = steps[1].numpy()[0]
-        background = None if above is None else background_centres(steps[0].numpy(), label, above)
+        if self.task == "dose":
+            label = (label >> len(self.data.classes)) & 1
+        background = None if above is None else background_centres(self._of_files(steps[0]).numpy(), label, above)
+        if self.task == "dose":
+            return class_centres(label, 1), background
         return class_centres(label, self.data.class_count - 1), background
 
     def _padded(

@@ -128,6 +128,31 @@ class GrowingClassMap:
         self._held_begin = end - left
 
 
+class GrowingDose:
+    """A dose in Gy, float32 [*spatial] of the source, made of answers [1, *spatial] that come in order along one axis."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        device: torch.device,
+        scale: float,
+        grid: Grid | None = None,
+        source_grid: Grid | None = None,
+    ) -> None:
+        self._dose = torch.zeros((1, *shape), device=device)
+        self._scale = scale
+        self._grids = None if grid is None or source_grid is None else (grid, source_grid)
+
+    def add(self, axis: int, begin: int, answers: torch.Tensor) -> None:
+        """Takes the answers of the planes from `begin` on along spatial `axis`; keeps no view of them."""
+        self._dose.narrow(axis + 1, begin, answers.shape[axis + 1]).copy_(answers)
+
+    def finished(self) -> torch.Tensor:
+        """The dose, 0 outside of the grid it was predicted on."""
+        dose = self._dose if self._grids is None else to_source_grid(self._dose, *self._grids, "linear", 0.0)
+        return dose[0].to(torch.float32) * self._scale
+
+
 def _move(values: torch.Tensor, moves: AxisMoves, shape: tuple[int, ...], fill: float) -> torch.Tensor:
     """Axis a of the source runs along axis `moves.axes[a]` of `values`; what the two share is copied."""
     aligned = values.permute(0, *(axis + 1 for axis in moves.axes))

@@ -10,7 +10,15 @@ import numpy as np
 
 from fasttrain.data.file_names import as_text
 from fasttrain.errors import RecipeError
-from fasttrain.recipe.data_spec import KFoldSplit, LastSplit, ListsSplit, RatioSplit, SameSplit, SplitSpec
+from fasttrain.recipe.data_spec import (
+    KFoldSplit,
+    LastSplit,
+    ListsSplit,
+    ProvidedSplit,
+    RatioSplit,
+    SameSplit,
+    SplitSpec,
+)
 from fasttrain.recipe.names import did_you_mean
 from fasttrain.samples import Case
 from fasttrain.wording import counted
@@ -51,6 +59,8 @@ def split_cases(cases: Sequence[Case], spec: SplitSpec) -> Split:
         split = _split_last(ordered, spec)
     elif isinstance(spec, RatioSplit):
         split = _split_by_ratio(ordered, spec)
+    elif isinstance(spec, ProvidedSplit):
+        split = _split_as_provided(ordered)
     elif isinstance(spec, SameSplit):
         split = Split(train=tuple(ordered), validation=tuple(ordered))
     else:
@@ -62,6 +72,28 @@ def split_cases(cases: Sequence[Case], spec: SplitSpec) -> Split:
             "change data.split or add cases"
         )
     return split
+
+
+_PROVIDED = ("train-pats", "validation-pats", "test-pats")
+
+
+def _split_as_provided(ordered: Sequence[Case]) -> Split:
+    """By the folder in which a case or its folder lies."""
+    parts: dict[str, list[Case]] = {name: [] for name in _PROVIDED}
+    strays = []
+    for case in ordered:
+        names = {folder.name for folder in case.images[0].parents[:2]}
+        part = next((name for name in _PROVIDED if name in names), None)
+        if part is None:
+            strays.append(case)
+        else:
+            parts[part].append(case)
+    if strays:
+        raise RecipeError(
+            f"data.split (provided): {strays[0].images[0]} lies in none of the folders {', '.join(_PROVIDED)}; move such cases "
+            "there, or set another data.split"
+        )
+    return Split(*(tuple(parts[name]) for name in _PROVIDED))
 
 
 def fold_indices(count: int, folds: int, fold: int, seed: int) -> np.ndarray:

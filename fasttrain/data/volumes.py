@@ -32,13 +32,15 @@ def index_type(voxels: int) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if voxels <= _SMALL_VOXELS else np.int32
 
 
-def sample_bytes(shape: Sequence[int], channels: int, lists: int, patch: Sequence[int] | None, item_bytes: int) -> int:
-    """Bytes of one kept volume of that preprocessed shape: image in items of so many bytes, label and `lists` lists of centres;
-    padded to `patch`.
+def sample_bytes(
+    shape: Sequence[int], channels: int, lists: int, patch: Sequence[int] | None, item_bytes: int, label_bytes: int = 1
+) -> int:
+    """Bytes of one kept volume of that preprocessed shape: image and label in items of so many bytes, and `lists` lists of
+    centres; padded to `patch`.
     """
     voxels = math.prod(max(pair) for pair in zip(shape, patch or shape, strict=True))
     index_bytes = np.dtype(index_type(voxels)).itemsize
-    return voxels * (channels * item_bytes + 1) + index_bytes * lists * min(CENTRES_PER_CLASS, voxels)
+    return voxels * (channels * item_bytes + label_bytes) + index_bytes * lists * min(CENTRES_PER_CLASS, voxels)
 
 
 def preprocessed_shape(

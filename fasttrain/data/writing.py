@@ -35,6 +35,17 @@ def write_label(path: Path, class_map: np.ndarray | torch.Tensor, source: Path, 
         stream.write(blob)
 
 
+def write_volume(path: Path, values: np.ndarray, affine: np.ndarray) -> None:
+    """Writes float32 [*spatial] with an affine to RAS mm; the file appears whole or not at all, else StorageError."""
+    image = nib.Nifti1Image(np.asarray(values, dtype=np.float32), affine)
+    image.header.set_xyzt_units("mm")
+    blob = image.to_bytes()
+    if path.name.lower().endswith(".gz"):
+        blob = gzip.compress(blob, compresslevel=3, mtime=0)
+    with write_whole(path) as stream:
+        stream.write(blob)
+
+
 def _stored_shape(source: tuple[int, ...], spatial: tuple[int, ...]) -> tuple[int, ...]:
     """The source's shape with its channel axis taken out; (X, Y, 1) stays what it was."""
     if math.prod(source) == math.prod(spatial):

@@ -7,7 +7,6 @@ several values may have become one), and no voxel is written as the ignore label
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fasttrain.data.file_names import as_file_name
@@ -16,6 +15,8 @@ from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources.found import listed
 from fasttrain.data.sources.unlabelled import channels_of_one_case, find_unlabelled, label_files, passed_over
 from fasttrain.data.writing import write_label
+from fasttrain.delivery.predict_dose import predict_doses
+from fasttrain.delivery.predictions import Predictions
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
 from fasttrain.engine.stop import StopRequest
@@ -29,19 +30,6 @@ ENDING = ".nii.gz"
 """Of predictions in a folder."""
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """What was written, and one sentence for each input that could not be read.
-
-    passed_over: files that fit no case by their names; labels: those that are named as the run's labels are, and were left out.
-    """
-
-    written: tuple[Path, ...]
-    faults: tuple[str, ...]
-    passed_over: tuple[Path, ...] = ()
-    labels: tuple[Path, ...] = ()
-
-
 def predict(
     run: TrainedRun,
     given: Path,
@@ -52,13 +40,15 @@ def predict(
     within: WithinTold | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Predictions:
-    """Predicts a file, or every case of a folder (in the file layout of the recipe's source).
+    """Predicts a file, or every case of a folder (in the file layout of the recipe's source); doses as `predict_dose` has it.
 
     target: a folder, or for one case a file that ends in `.nii.gz` or `.nii`. within: hears of the windows of large cases.
     warn: hears, before anything is predicted, what the names of the files leave in doubt. A faulty input is told and the rest is
     done. Raises DataError where nothing is there to predict, RecipeError where one file is named for several cases or predictions
     are there already (unless `overwrite`), StorageError where nothing can be written, Stopped between cases.
     """
+    if run.recipe.task == "dose":
+        return predict_doses(run, given, target, progress, stop, overwrite, within, warn)
     cases = find_unlabelled(run.recipe.data, given, run.channel_suffixes)
     one_file = is_nifti(target) and not target.is_dir()
     if one_file and len(cases) > 1:

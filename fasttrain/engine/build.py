@@ -19,7 +19,7 @@ from fasttrain.engine.planning.plan import Plan
 from fasttrain.engine.planning.trial import Candidate, precision_of
 from fasttrain.engine.planning.worker_plan import cutting_threads
 from fasttrain.engine.state import TrainState
-from fasttrain.engine.step import Step
+from fasttrain.engine.step import Step, unpacking
 from fasttrain.engine.trainer import Trainer
 from fasttrain.engine.validating.inference import Predictor
 from fasttrain.engine.validating.validation import Validator
@@ -64,7 +64,7 @@ def build_predictor(recipe: Recipe, choice: Candidate, hardware: Hardware) -> Pr
     The generators are seeded first, so that the weights are a function of `training.seed` alone.
     """
     torch.manual_seed(recipe.training.seed)
-    network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
+    network = build_network(recipe.network, recipe.patch.size, recipe.input_channels, recipe.output_channels)
     precision = precision_of(choice, hardware.torch_device.type, recipe.dimensions)
     network.to(hardware.torch_device)
     if choice.fused:
@@ -107,6 +107,7 @@ def build(
         ema,
         plan.compile,
         plan.cuda_graphs,
+        unpacking(recipe),
     )
     state = TrainState(step)
     state.progress.effective_batch, state.progress.epoch_steps = plan.sizes.effective_batch, plan.sizes.steps_per_epoch

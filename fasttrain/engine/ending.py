@@ -12,6 +12,7 @@ from typing import Any
 from fasttrain.checkpoints import ReadCheckpoint
 from fasttrain.engine.fit import Fit
 from fasttrain.engine.preparing import Prepared
+from fasttrain.engine.resuming.going_on import GoingOn
 from fasttrain.engine.session import Session
 from fasttrain.engine.state import Progress
 from fasttrain.errors import EXIT_DONE, exit_code_of
@@ -57,7 +58,8 @@ def end_run(
         "training": progress.training_seconds if progress else None,
         "validation": progress.validation_seconds if progress else None,
     }
-    best = {"metric": "val_dice", "value": progress.best_value, "epoch": progress.best_epoch} if progress else None
+    metric = prepared.recipe.task_facts.metric
+    best = {"metric": f"val_{metric}", "value": progress.best_value, "epoch": progress.best_epoch} if progress else None
     in_haste = session.stop.asked and session.stop.exit_code != EXIT_DONE
     with _not_masking(failure):
         if not in_haste:
@@ -83,7 +85,7 @@ def end_run(
             status=status,
             stopped_by=stopped_by,
             exit_code=exit_code,
-            best_metric="dice",
+            best_metric=prepared.recipe.task_facts.metric_text,
             best_value=progress.best_value if progress else None,
             best_epoch=progress.best_epoch if progress else None,
             seconds=time.time() - session.began,
@@ -119,9 +121,10 @@ def resume_line(folder: RunFolder, session: Session) -> str:
     return f"fasttrain resume {shlex.quote(str(folder.whole()))}{session.limits.options}"
 
 
-def end_spent(folder: RunFolder, session: Session, saved: ReadCheckpoint | None, limit: str, told: str) -> RunResult:
+def end_spent(folder: RunFolder, session: Session, going: GoingOn, limit: str, told: str) -> RunResult:
     """Ends a run whose money was spent before it could go on: it is done by its limit, and otherwise as its checkpoint is."""
     session.emit(Message(told))
+    saved, metric = going.saved, going.resolved.recipe.task_facts.metric
     if not folder.finished():
         former, progress = folder.read_summary(), _saved_progress(saved) or Progress()
         write_summary(
@@ -129,7 +132,7 @@ def end_spent(folder: RunFolder, session: Session, saved: ReadCheckpoint | None,
             status="done",
             stopped_by=limit,
             exit_code=EXIT_DONE,
-            best={"metric": "val_dice", "value": progress.best_value, "epoch": progress.best_epoch},
+            best={"metric": f"val_{metric}", "value": progress.best_value, "epoch": progress.best_epoch},
             seconds={
                 "total": progress.total_seconds,
                 "training": progress.training_seconds,
@@ -171,14 +174,10 @@ def _earlier_seconds(progress: Progress | None) -> float:
 
 
 def _case_scores(fit: Fit | None) -> dict[str, dict[str, float | None]]:
-    """Dice a class of each case, of the last validation."""
+    """The scores of each case, of the last validation."""
     if fit is None or fit.last_scores is None:
         return {}
-    names = fit.recipe.data.class_names
-    return {
-        score.name: {name: one.dice for name, one in zip(names, score.classes, strict=True)}
-        for score in fit.last_scores.cases
-    }
+    return fit.last_scores.by_case(fit.recipe.data.class_names)
 
 
 def _former_scores(folder: RunFolder, saved: ReadCheckpoint | None) -> dict[str, Any]:

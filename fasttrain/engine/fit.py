@@ -163,7 +163,7 @@ class Fit:
                 return False
         is_best = self._is_best(figures)
         if is_best and figures is not None:
-            progress.best_value, progress.best_epoch = figures.dice, epoch
+            progress.best_value, progress.best_epoch = figures.headline, epoch
         seconds = progress.epoch_seconds
         patches = progress.position - progress.epoch_first
         reading = self.monitor.read()
@@ -187,8 +187,8 @@ class Fit:
         )
         self.trainer.begin_epoch()
         self.emit(row)
-        if figures is not None and figures.dice is not None:
-            self._judge(figures.dice)
+        if figures is not None and figures.headline is not None:
+            self._judge(figures.headline)
         self.saver.save_epoch(is_best, last)
         if figures is not None and self.last_scores is not None:
             with self.stop.at_rest(self.saver.save_beside):
@@ -205,45 +205,37 @@ class Fit:
         self.last_scores, self._validation_seconds = scores, scores.seconds
         self.progress.validation_seconds += scores.seconds
         self.time_left.add_validation(self.trainer.scheduled_step, scores.seconds)
-        summary = scores.summary
-        return ValidationFigures(
-            dice=summary.dice,
-            dice_by_class=summary.dice_by_class,
-            dice_counts=summary.dice_counts,
-            hd95=summary.hd95,
-            hd95_by_class=summary.hd95_by_class,
-            hd95_penalised=summary.hd95_penalised,
-            seconds=scores.seconds,
-            cases=summary.cases,
-        )
+        return scores.figures()
 
     def _validating(self, done: int, total: int) -> None:
         self.saver.poll()
         self.emit(Progress("validating", done, total))
 
-    def _judge(self, dice: float) -> None:
-        """What a score that rises no more leads to; counted in the progress, so before the checkpoints."""
+    def _judge(self, headline: float) -> None:
+        """What a score that gets no better leads to; counted in the progress, so before the checkpoints."""
+        score = self.recipe.task_facts.rising(headline)
         schedule, stopping = self.recipe.schedule, self.recipe.training.early_stopping
-        if isinstance(schedule, PlateauSchedule) and lower_rate(schedule, self.progress, dice):
+        if isinstance(schedule, PlateauSchedule) and lower_rate(schedule, self.progress, score):
             share = self.progress.rate_factor
             self.emit(
                 Message(
                     f"no better for {counted(schedule.patience, 'validation')}: the learning rate is now {share:.3g} of its own"
                 )
             )
-        if stopping is not None and out_of_patience(stopping, self.progress, dice):
+        if stopping is not None and out_of_patience(stopping, self.progress, score):
             self.stop.ask(f"early stopping, no better for {counted(stopping.patience, 'validation')}", EXIT_DONE)
-        self._stop_where_reached(dice)
+        self._stop_where_reached(headline)
 
-    def _stop_where_reached(self, dice: float | None) -> None:
-        reason = self.session.limits.reached_by(dice)
+    def _stop_where_reached(self, headline: float | None) -> None:
+        reason = self.session.limits.reached_by(headline, self.recipe.task_facts)
         if reason is not None:
             self.stop.ask(reason, EXIT_DONE)
 
     def _is_best(self, figures: ValidationFigures | None) -> bool:
-        if figures is None or figures.dice is None or not math.isfinite(figures.dice):
+        value = None if figures is None else figures.headline
+        if value is None or not math.isfinite(value):
             return False
-        return self.progress.best_value is None or figures.dice > self.progress.best_value
+        return self.recipe.task_facts.better(value, self.progress.best_value)
 
 
 class _Window:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fasttrain.engine.ending import RunResult
@@ -16,8 +17,9 @@ from fasttrain.engine.limits import Account, Limits, LimitTimer, ended_by_limit,
 from fasttrain.engine.run import resume, train
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DONE, FasttrainError, RecipeError
-from fasttrain.recipe import ResolvedRecipe, resolve
+from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.recipe.data_spec import KFoldSplit
+from fasttrain.recipe.task import is_target
 from fasttrain.run_folder import (
     FOLDS_KEYS,
     FORMAT_VERSION,
@@ -61,6 +63,8 @@ def train_folds(
         raise RecipeError(
             f"all folds need data.split.kind: kfold, and the recipe has {kind}; set that, or leave out --fold all"
         )
+    limits = limits or Limits()
+    limits.check_score(resolved.recipe.task_facts)
     folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
     try:
         folder.create()
@@ -70,7 +74,7 @@ def train_folds(
         place = str(Path(data).absolute()) if data is not None else None
         record = {"format": FORMAT_VERSION, "folds": resolved.recipe.data.split.folds, "data": place, "device": device}
         write_json(folder.folds, record)
-        return _Folds(folder, resolved, record, watch, stop or StopRequest(), began, limits or Limits()).run()
+        return _Folds(folder, resolved, record, watch, stop or StopRequest(), began, limits).run()
     finally:
         folder.release()
 
@@ -174,25 +178,19 @@ class _Folds:
         )
 
     def _end(self, status: str, exit_code: int, stopped_by: str | None, error: str | None = None) -> RunResult:
-        names = self.recipe.recipe.data.class_names
+        recipe = self.recipe.recipe
         # As they lie in the folders: a fold that was refused this time has the scores that it had before
         runs = [RunFolder(self.folder.fold(fold)) for fold in range(self.count)]
         summaries = {run.path.name: summary for run in runs if (summary := run.read_summary()).keys() >= _POOLED}
-        cases = {name: dices for summary in summaries.values() for name, dices in summary["cases"].items()}
-        pooled = summarise(
-            [
-                CaseScore(name, tuple(ClassScore(dices[class_name], None, False) for class_name in names), None)
-                for name, dices in cases.items()
-            ],
-            names,
-        )
+        cases = {name: scores for summary in summaries.values() for name, scores in summary["cases"].items()}
+        score, pooled = _pooled(cases, recipe)
         seconds = [summary["seconds"] for summary in summaries.values()]
         write_summary(
             self.folder.summary,
             status=status,
             stopped_by=stopped_by,
             exit_code=exit_code,
-            best={"metric": "val_dice", "value": pooled.dice, "epoch": None},
+            best={"metric": f"val_{recipe.task_facts.metric}", "value": score, "epoch": None},
             seconds={key: sum(one[key] or 0.0 for one in seconds) for key in ("total", "training", "validation")},
             steps=sum(_steps(self.folder.fold(fold)) for fold in range(self.count)),
             error=error,
@@ -201,12 +199,37 @@ class _Folds:
                 {"run": name, "status": summary["status"], "best": summary["best"]}
                 for name, summary in summaries.items()
             ],
-            dice_by_class=pooled.dice_by_class,
-            dice_counts=pooled.dice_counts,
+            **pooled,
             cases=cases,
             skipped_cases=next((summary.get("skipped_cases", {}) for summary in summaries.values()), {}),
         )
         return RunResult(self.folder.path, json.loads(self.folder.summary.read_text(encoding="utf-8")), exit_code)
+
+
+def _pooled(cases: dict[str, dict[str, float | None]], recipe: Recipe) -> tuple[float | None, dict[str, Any]]:
+    """The headline figure over the cases of all folds, and what else the summary says of them."""
+    names = recipe.data.class_names
+    if recipe.task == "dose":
+        columns = {
+            key: [value for scores in cases.values() if (value := scores.get(key)) is not None]
+            for key in ("dose_score", *names)
+        }
+        means = {key: fmean(values) if values else None for key, values in columns.items()}
+        score = means.pop("dose_score")
+        # Of a target three metrics, of an organ two: the mean over all metrics of all cases, as one run has it
+        errors = [(3 if is_target(name) else 2, value) for name in names for value in columns[name]]
+        metrics = sum(count for count, _ in errors)
+        dvh = sum(count * value for count, value in errors) / metrics if metrics else None
+        counts = {name: len(columns[name]) for name in names}
+        return score, {"dvh_score": dvh, "dvh_by_structure": means, "structure_counts": counts}
+    pooled = summarise(
+        [
+            CaseScore(name, tuple(ClassScore(dices[class_name], None, False) for class_name in names), None)
+            for name, dices in cases.items()
+        ],
+        names,
+    )
+    return pooled.dice, {"dice_by_class": pooled.dice_by_class, "dice_counts": pooled.dice_counts}
 
 
 def _steps(run: Path) -> int:

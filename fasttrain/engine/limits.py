@@ -11,6 +11,7 @@ from typing import Any
 
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import EXIT_DONE, RecipeError
+from fasttrain.recipe.task import TASKS, Task
 from fasttrain.telemetry.attempts import Attempt
 from fasttrain.wording import counted
 
@@ -23,7 +24,7 @@ class Limits:
     """Where a run is to end though its epochs are not over; it then counts as done, and `stopped_by` says which limit it was.
 
     max_hours: of this process, from its start. max_cost: USD of the whole run, all its attempts counted, at `price_per_hour`.
-    until_dice: the validation's headline. Raises RecipeError for a value that can be no limit.
+    until_dice: the validation's headline, a mean Dice or a dose score (Gy). Raises RecipeError for a value that can be no limit.
     """
 
     max_hours: float | None = None
@@ -38,17 +39,21 @@ class Limits:
                 ("--max-hours", self.max_hours),
                 ("--max-cost", self.max_cost),
                 ("--price-per-hour", self.price_per_hour),
+                ("--until-dice", self.until_dice),
             )
             if value is not None and not (math.isfinite(value) and value > 0)
         ]
-        if self.until_dice is not None and not 0 < self.until_dice <= 1:
-            faults.append(f"--until-dice {self.until_dice:g}: should be above 0 and at most 1, such as 0.9")
         if self.max_cost is not None and self.price_per_hour is None:
             faults.append(
                 f"--max-cost {self.max_cost:g} needs --price-per-hour P, what an hour of this machine costs in USD"
             )
         if faults:
             raise RecipeError(faults)
+
+    def check_score(self, task: Task) -> None:
+        """Raises RecipeError where `until_dice` is a score that no network of the task can have."""
+        if self.until_dice is not None and not task.lower_is_better and self.until_dice > 1:
+            raise RecipeError(f"--until-dice {self.until_dice:g}: should be above 0 and at most 1, such as 0.9")
 
     @property
     def options(self) -> str:
@@ -60,9 +65,9 @@ class Limits:
         )
         return "".join(f" {name} {value:g}" for name, value in values if value is not None)
 
-    def reached_by(self, dice: float | None) -> str | None:
-        """The reason of a stop where the score is as good as was asked for."""
-        if self.until_dice is None or dice is None or not dice >= self.until_dice:
+    def reached_by(self, score: float | None, task: Task) -> str | None:
+        """The reason of a stop where the score is as good as was asked for: not below, or not above where lower is better."""
+        if self.until_dice is None or score is None or not task.rising(score) >= task.rising(self.until_dice):
             return None
         return f"--until-dice {self.until_dice:g}"
 
@@ -143,12 +148,17 @@ def goes_beyond(limits: Limits, summary: dict[str, Any], asked_for: bool) -> boo
     if ended is None:
         return False
     name = ended.split()[0]
-    cost, best = (summary.get("cost") or {}).get("run"), (summary.get("best") or {}).get("value")
+    cost, best = (summary.get("cost") or {}).get("run"), summary.get("best") or {}
     if name == "--max-cost" and limits.max_cost is not None:
         return cost is not None and limits.max_cost > cost
     if name == "--until-dice" and limits.until_dice is not None:
-        return best is None or limits.until_dice > best
+        return _judged_by(best.get("metric")).better(limits.until_dice, best.get("value"))
     return asked_for and (limits.max_hours is not None or limits.max_cost is not None or limits.until_dice is not None)
+
+
+def _judged_by(metric: str | None) -> Task:
+    """The task whose headline a summary names; segmentation where it names none."""
+    return next((task for task in TASKS.values() if metric == f"val_{task.metric}"), TASKS["segmentation"])
 
 
 def spent_before(limits: Limits, account: Account) -> tuple[str, str] | None:

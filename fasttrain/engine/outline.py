@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe
 from fasttrain.recipe.network_spec import (
+    DoseUNetSpec,
     DynUNetSpec,
     MonaiNetworkSpec,
     NetworkSpec,
@@ -59,7 +60,7 @@ def layers_of(recipe: Recipe) -> dict[str, torch.Tensor]:
 
 
 def _bare(recipe: Recipe) -> nn.Module:
-    given = (recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
+    given = (recipe.network, recipe.patch.size, recipe.input_channels, recipe.output_channels)
     with torch.random.fork_rng(devices=[]):
         network = _weightless(given) if not isinstance(recipe.network, MonaiNetworkSpec) else None
         return build_network(*given) if network is None else network
@@ -97,7 +98,7 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def _network_text(spec: NetworkSpec) -> str:
-    if isinstance(spec, UNetSpec | DynUNetSpec):
+    if isinstance(spec, UNetSpec | DynUNetSpec | DoseUNetSpec):
         return f"{spec.kind} {'-'.join(map(str, spec.features))}"
     if isinstance(spec, SegResNetSpec):
         features = [spec.init_filters << stage for stage in range(len(spec.blocks_down))]

@@ -67,6 +67,7 @@ def train(
     session = Session(list(observers), stop or StopRequest(), began or time.time(), limits or Limits())
     folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
     try:
+        session.limits.check_score(resolved.recipe.task_facts)
         session.heed_limits()
         folder.check_new()
         root = Path(data) if data is not None else None
@@ -128,11 +129,12 @@ def resume(
         # Before anything is written: a run that cannot go on stays as it is
         held = folder.last_written()
         going = look_at(folder, assignments, asked)
+        limits.check_score(going.resolved.recipe.task_facts)
         folder.claim()
         if folder.last_written() != held:
             going = look_at(folder, assignments, asked)
         if (over := spent_before(limits, session.account)) is not None:
-            return end_spent(folder, session, going.saved, *over)
+            return end_spent(folder, session, going, *over)
         session.heed_limits()
         folder.tidy()
         root = going.data_folder(Path(data) if data is not None else None, session.emit)
@@ -172,7 +174,10 @@ def _carry_out(
     recipe, hardware = prepared.recipe, prepared.hardware
     saved = going.saved if going is not None else None
     names = recipe.data.class_names
-    session.observers += [MetricsTable(folder.metrics, names, recipe.validation.hd95), EventLog(folder.events)]
+    session.observers += [
+        MetricsTable(folder.metrics, names, recipe.validation.hd95, recipe.task),
+        EventLog(folder.events),
+    ]
     if recipe.output.tensorboard:
         session.observers.append(TensorBoardLog(folder.tensorboard, _first_step(prepared, saved)))
     attempt = Attempt(folder, session, DeviceMonitor(hardware.gpu_uuid), going)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from torch.optim import Optimizer
 from fasttrain.engine.captured import CapturedStep
 from fasttrain.engine.optimisation.ema import Ema
 from fasttrain.errors import FasttrainError
+from fasttrain.kernels.structure_bits import unpack
+from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch
 
 
@@ -39,15 +42,31 @@ class Precision:
             network.to(memory_format=self.memory_format)  # type: ignore[call-overload]
 
 
+Unpack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From a batch's image and label to what the network sees and what the loss compares its answer with, on the device."""
+
+
+def _as_it_is(image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    return image, label
+
+
+def unpacking(recipe: Recipe) -> Unpack:
+    """How a recipe's batches are unpacked."""
+    if recipe.task != "dose":
+        return _as_it_is
+    return functools.partial(unpack, structures=len(recipe.data.classes))
+
+
 class Step:
     """Takes batches, changes weights, and keeps what became of it in device tensors.
 
     A step whose loss or gradients are not finite changes no weight: the fused optimiser is told so by a flag on the device (the
     way torch's GradScaler does it), and the running statistics of normalisation layers are put back.
 
-    clip_norm: gradients are scaled down to this norm over all weights. ema: follows the weights. compiled: network and loss
-    go through torch.compile; captured: the whole step becomes a CUDA graph once the first few were taken. Where either fails,
-    `warning` says so and the run goes on without.
+    unpack: makes of a batch what the network sees; nothing is done where it is None. clip_norm: gradients are scaled down to
+    this norm over all weights. ema: follows the weights. compiled: network and loss go through torch.compile; captured: the
+    whole step becomes a CUDA graph once the first few were taken. Where either fails, `warning` says so and the run goes on
+    without.
     """
 
     def __init__(
@@ -61,8 +80,10 @@ class Step:
         ema: Ema | None = None,
         compiled: bool = False,
         captured: bool = False,
+        unpack: Unpack | None = None,
     ) -> None:
         self.network = network
+        self.unpack = unpack or _as_it_is
         self.loss = loss
         self.optimizer = optimizer
         self.precision = precision
@@ -152,9 +173,10 @@ class Step:
     def _pass(self, batch: Batch) -> Tensor:
         """Forward and backward of one batch; returns its share of the step's loss."""
         forward, criterion = (self._forward, self._criterion) if self._parts is None else (self.network, self.loss)
+        image, target = self.unpack(batch.image, batch.label)
         with self.precision.autocast():
-            logits = forward(self.precision.laid_out(batch.image))
-        loss = criterion(logits, batch.label) / self._part
+            logits = forward(self.precision.laid_out(image))
+        loss = criterion(logits, target) / self._part
         self.scaler.scale(loss).backward()
         return loss.detach()
 

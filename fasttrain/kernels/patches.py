@@ -18,8 +18,8 @@ _BLOCK = 512
 class Volumes:
     """Volumes of several sizes side by side in flat memory on one device.
 
-    images: [voxels · channels], channels last, float16 or float32; labels: [voxels] uint8. places: int64 [case], the voxel that
-    each begins with; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1).
+    images: [voxels · channels], channels last, float16 or float32; labels: [voxels] uint8 or int16. places: int64 [case], the
+    voxel that each begins with; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1).
     """
 
     images: Tensor
@@ -45,7 +45,7 @@ def cut(
     size: tuple[int, ...],
     displacement: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """image [sample, channel, *size] float32, channels last, linear interpolation; label [sample, 1, *size] uint8, nearest voxel.
+    """image [sample, channel, *size] float32, channels last, linear interpolation; label [sample, 1, *size], nearest voxel.
 
     cases: int32 [sample]; corners: int32 [sample, 3], first voxel of each patch, which lies within its volume; matrices: float32
     [sample, 3, 3], an output voxel's offset from the centre to the input's; displacement: [sample, 3, *size] in voxels, added
@@ -57,7 +57,7 @@ def cut(
 
     samples, voxels = len(cases), math.prod(size)
     image = torch.empty((samples, *size, volumes.channels), device=cases.device)
-    label = torch.empty((samples, 1, *size), device=cases.device, dtype=torch.uint8)
+    label = torch.empty((samples, 1, *size), device=cases.device, dtype=volumes.labels.dtype)
     cut_patches[math.ceil(voxels / _BLOCK), samples](
         volumes.images, volumes.labels, volumes.places, volumes.lengths, cases, corners, matrices,
         displacement, image, label, cases.stride(0), corners.stride(0), matrices.stride(0), *size,
@@ -89,5 +89,5 @@ def plain(
         grid = (at * (2 / lengths).view(3, 1, 1, 1)).flip(0).movedim(0, -1)[None]
         images.append(functional.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False))
         near = functional.grid_sample(label, grid, mode="nearest", padding_mode="border", align_corners=False)
-        labels.append(near.to(torch.uint8))
+        labels.append(near.to(volumes.labels.dtype))
     return torch.cat(images).contiguous(memory_format=torch.channels_last_3d), torch.cat(labels)

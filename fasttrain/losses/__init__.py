@@ -2,7 +2,8 @@
 
 A loss is called with logits [batch, class, *spatial] of any float type, or a tuple of them from the finest to the
 coarsest head, and a label [batch, 1, *spatial] of uint8 class indices below the number of classes. (`bce_dice` alone
-has logits of one channel, those of class 1.) It returns a float32 scalar. A loss that was built with `ignores` leaves
+has logits of one channel, those of class 1; `masked_mae` and `masked_mse` have one channel of dose, and for a label the dose
+and its mask, float32 [batch, 2, *spatial].) It returns a float32 scalar. A loss that was built with `ignores` leaves
 voxels of the index IGNORED out of every sum and count, whatever their logits are; they get no gradient, and a patch that
 has no others costs nothing. All of them run without host synchronisation
 or data-dependent shapes, so that a step can be compiled or captured in a CUDA graph.
@@ -20,6 +21,7 @@ from fasttrain.losses.dice import DiceLoss
 from fasttrain.losses.dice_ce import DiceCELoss
 from fasttrain.losses.dice_focal import DiceFocalLoss
 from fasttrain.losses.generalised_dice import GeneralisedDiceLoss
+from fasttrain.losses.masked_error import MaskedError
 from fasttrain.losses.softmax_loss import SoftmaxLoss
 from fasttrain.losses.tversky import TverskyLoss
 
@@ -36,6 +38,8 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "tversky": TverskyLoss,
     "bce_dice": BCEDiceLoss,
     "cross_entropy": CrossEntropyLoss,
+    "masked_mae": MaskedError,
+    "masked_mse": MaskedError,
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fasttrain.errors import RecipeError
 from fasttrain.networks.by_name import build_by_name
+from fasttrain.networks.dose_unet import build_dose_unet
 from fasttrain.networks.dynunet import build_dynunet
 from fasttrain.networks.segresnet import build_segresnet
 from fasttrain.networks.swinunetr import build_swinunetr
@@ -28,6 +29,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "dynunet": build_dynunet,
     "segresnet": build_segresnet,
     "swinunetr": build_swinunetr,
+    "dose_unet": build_dose_unet,
     "monai": build_by_name,
 }
 

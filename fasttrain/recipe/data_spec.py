@@ -77,8 +77,17 @@ class DicomSource(Spec):
     ignore: tuple[str, ...] = ("LICENSE",)
 
 
+class OpenKBPSource(Spec):
+    """OpenKBP patients (Babier et al. 2021) for `task: dose`: folders of sparse CSV files, or what `fasttrain data import` makes
+    of them, in the parts that the set comes in (`train-pats`, `validation-pats`, `test-pats`) or all in one folder.
+    """
+
+    kind: Literal["openkbp"]
+
+
 SourceSpec = Annotated[
-    DecathlonSource | NnunetSource | FoldersSource | DicomSource | PhantomSource, Field(discriminator="kind")
+    DecathlonSource | NnunetSource | FoldersSource | DicomSource | PhantomSource | OpenKBPSource,
+    Field(discriminator="kind"),
 ]
 
 
@@ -127,7 +136,15 @@ class SameSplit(Spec):
     kind: Literal["same"]
 
 
-SplitSpec = Annotated[KFoldSplit | LastSplit | RatioSplit | ListsSplit | SameSplit, Field(discriminator="kind")]
+class ProvidedSplit(Spec):
+    """The parts that the set comes in: the folders `train-pats`, `validation-pats` and `test-pats` of `data.source: openkbp`."""
+
+    kind: Literal["provided"]
+
+
+SplitSpec = Annotated[
+    KFoldSplit | LastSplit | RatioSplit | ListsSplit | SameSplit | ProvidedSplit, Field(discriminator="kind")
+]
 
 
 class WindowIntensity(Spec):
@@ -209,9 +226,10 @@ def _check_orientation(codes: str) -> str:
 class DataSpec(Spec):
     """What is trained on, and how it gets to the device.
 
-    `classes` names the values of the label files but for 0, the background. `label_map` (`{255: 1}`) first replaces values of
-    the files, each once and all at the same time, by 0, a class or the ignore label. Voxels of `ignore_label` are neither a class
-    nor background: losses and scores leave them out.
+    `classes` names the values of the label files but for 0, the background; in `task: dose` it names the structures in the order
+    of their channels, and doses are divided by `dose_scale` (Gy) before they are learnt. `label_map` (`{255: 1}`) first
+    replaces values of the files, each once and all at the same time, by 0, a class or the ignore label. Voxels of
+    `ignore_label` are neither a class nor background: losses and scores leave them out.
     Cases with faults are refused, all in one list, or left out (`bad_cases: skip`) once the cases are split, so that the folds
     stay what they are.
     Batches are made by `workers` processes or threads (`worker_kind`), each `prefetch_factor` batches ahead, wait in pinned
@@ -224,6 +242,7 @@ class DataSpec(Spec):
     classes: Annotated[dict[Int, str], Field(min_length=1)]
     label_map: dict[Int, Int] = Field(default_factory=dict)
     ignore_label: Int | None = None
+    dose_scale: PositiveFloat = 70.0
     split: SplitSpec
     orientation: Annotated[str, AfterValidator(_check_orientation)] | None = "RAS"
     spacing: tuple[PositiveFloat, ...] | None = None

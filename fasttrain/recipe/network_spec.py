@@ -185,6 +185,28 @@ class SwinUNETRSpec(Spec):
                 yield ("num_heads", stage), f"{heads} heads do not divide the {size << stage} features of that stage"
 
 
+class DoseUNetSpec(Spec):
+    """The U-Net of OpenKBP's published baseline: convolutions of 4³ with stride 2 down and up again, no others.
+
+    `features` has one entry a level, each with half the resolution of the one before; the way up mirrors it. The lowest level
+    has no norm. Each second level on the way up drops whole channels with the probability `dropout`. The answer is smoothed by
+    a mean over 3³ voxels.
+    """
+
+    kind: Literal["dose_unet"]
+    features: Annotated[tuple[PositiveInt, ...], Field(min_length=2)] = (64, 128, 256, 512, 512, 512)
+    norm: Literal["batch", "instance"] = "batch"
+    dropout: Annotated[Float, Field(ge=0.0, lt=1.0)] = 0.2
+
+    def downsampling(self, dimensions: int) -> tuple[int, ...]:
+        """The factor by which each axis shrinks on the way to the lowest level."""
+        return (2 ** len(self.features),) * dimensions
+
+    def faults(self, dimensions: int) -> Iterator[Fault]:
+        """What is wrong in the section for a patch of `dimensions` axes."""
+        yield from ()
+
+
 def _check_plain(values: dict[str, Any]) -> dict[str, Any]:
     """A date or a set is YAML too, but no argument, and the recipe could not be written out again."""
 
@@ -231,5 +253,6 @@ def _multiples_near(value: int, factor: int) -> str:
 
 
 NetworkSpec = Annotated[
-    UNetSpec | DynUNetSpec | SegResNetSpec | SwinUNETRSpec | MonaiNetworkSpec, Field(discriminator="kind")
+    UNetSpec | DynUNetSpec | SegResNetSpec | SwinUNETRSpec | DoseUNetSpec | MonaiNetworkSpec,
+    Field(discriminator="kind"),
 ]

@@ -15,9 +15,11 @@ from fasttrain.recipe.data_spec import (
     PhantomSource,
     WindowIntensity,
 )
-from fasttrain.recipe.network_spec import Fault, MonaiNetworkSpec, NetworkSpec
+from fasttrain.recipe.network_spec import DoseUNetSpec, Fault, MonaiNetworkSpec, NetworkSpec
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
 from fasttrain.recipe.spec import MOST, FolderName, Spec
+from fasttrain.recipe.task import OPENKBP_LEFT_RIGHT, TASKS, Task
+from fasttrain.recipe.task_faults import faults_of_task
 from fasttrain.recipe.training_spec import (
     AccelerationSpec,
     LossSpec,
@@ -34,7 +36,7 @@ class Recipe(Spec):
     """Everything that decides a run, but for the machine it runs on."""
 
     name: FolderName
-    task: Literal["segmentation"]
+    task: Literal["segmentation", "dose"]
     data: DataSpec
     patch: PatchSpec
     augment: AugmentSpec = AugmentSpec()
@@ -53,9 +55,44 @@ class Recipe(Spec):
         return len(self.patch.size)
 
     @property
+    def task_facts(self) -> Task:
+        """What the task is, where it is not a number of channels."""
+        return TASKS[self.task]
+
+    @property
+    def stored_channels(self) -> int:
+        """Of a case's image as it is kept, cut and moved: the channels of the files and, for a dose, the dose."""
+        return len(self.data.channels) + (self.task == "dose")
+
+    @property
+    def input_channels(self) -> int:
+        """Of the network: the channels of the files and, for a dose, one a structure."""
+        return len(self.data.channels) + (len(self.data.classes) if self.task == "dose" else 0)
+
+    @property
     def output_channels(self) -> int:
-        """Of the network: one a class and the background, or a single one for a loss that takes a sigmoid of it."""
-        return 1 if self.loss.one_channel else self.data.class_count
+        """Of the network: one a class and the background, or a single one for a loss that takes a sigmoid of it; one dose."""
+        return 1 if self.loss.one_channel or self.task == "dose" else self.data.class_count
+
+    @property
+    def centre_lists(self) -> int:
+        """Lists of voxels that patches are centred on: one a foreground class; for a dose the possible dose mask alone."""
+        return 1 if self.task == "dose" else self.data.class_count - 1
+
+    @property
+    def left_right_axis(self) -> int | None:
+        """The axis of a patch along which a dose's patients have left and right; None for other tasks."""
+        if self.task != "dose":
+            return None
+        orientation = self.data.orientation
+        return OPENKBP_LEFT_RIGHT if orientation is None else next(map(orientation.index, set("RL") & set(orientation)))
+
+    @property
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """(left, right) places in `data.class_names` of paired organs, whose structures change places in a mirrored patch."""
+        names = self.data.class_names
+        pairs = ((left, f"Right{left.removeprefix('Left')}") for left in names if left.startswith("Left"))
+        return tuple((names.index(left), names.index(right)) for left, right in pairs if right in names)
 
     @property
     def data_name(self) -> str:
@@ -67,6 +104,7 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
     """What is wrong in a recipe whose every section is right by itself."""
     yield from _faults_of_data(recipe)
     yield from _faults_of_labels(recipe.data)
+    yield from faults_of_task(recipe)
     yield from _faults_of_network(recipe)
     yield from _faults_of_loss(recipe)
     yield from _faults_of_axes(recipe)
@@ -170,7 +208,7 @@ def _faults_of_network(recipe: Recipe) -> Iterator[Fault]:
         return
     factors = network.downsampling(dimensions)
     yield from _faults_of_patch(recipe.patch.size, factors)
-    if not isinstance(network, MonaiNetworkSpec) and recipe.patch.size == factors:
+    if not isinstance(network, MonaiNetworkSpec | DoseUNetSpec) and recipe.patch.size == factors:
         yield from _faults_of_norm(network.norm, recipe.training.batch_size, factors)
 
 
@@ -192,7 +230,7 @@ def _faults_of_norm(norm: str, batch_size: int, factors: tuple[int, ...]) -> Ite
 
 def _faults_of_loss(recipe: Recipe) -> Iterator[Fault]:
     loss, classes = recipe.loss, len(recipe.data.classes)
-    if loss.one_channel and classes > 1:
+    if recipe.task == "segmentation" and loss.one_channel and classes > 1:
         yield (
             ("loss", "kind"),
             f"{loss.kind} is for one foreground class, and data.classes has {classes}; use dice_ce, or declare one class",

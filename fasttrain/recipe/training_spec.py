@@ -108,6 +108,18 @@ class CrossEntropyLossSpec(_Loss):
     kind: Literal["cross_entropy"]
 
 
+class MaskedMAELossSpec(_Loss):
+    """Mean absolute error of the dose over the possible dose mask, in units of `data.dose_scale`; for `task: dose`."""
+
+    kind: Literal["masked_mae"]
+
+
+class MaskedMSELossSpec(_Loss):
+    """Mean squared error of the dose over the possible dose mask, in units of `data.dose_scale`; for `task: dose`."""
+
+    kind: Literal["masked_mse"]
+
+
 LossSpec = Annotated[
     DiceLossSpec
     | DiceCELossSpec
@@ -115,7 +127,9 @@ LossSpec = Annotated[
     | GeneralisedDiceLossSpec
     | TverskyLossSpec
     | BCEDiceLossSpec
-    | CrossEntropyLossSpec,
+    | CrossEntropyLossSpec
+    | MaskedMAELossSpec
+    | MaskedMSELossSpec,
     Field(discriminator="kind"),
 ]
 
@@ -217,7 +231,8 @@ class OneCycleSchedule(_Schedule):
 class PlateauSchedule(_Schedule):
     """The learning rate is multiplied by `factor` whenever `patience` validations in a row were not better than the best.
 
-    Better: a mean Dice higher by more than `threshold`. It never falls below the share `least` of the optimizer's.
+    Better: a mean Dice higher, or a dose score lower, by more than `threshold`. It never falls below the share `least` of the
+    optimizer's.
     """
 
     kind: Literal["plateau"]
@@ -242,7 +257,10 @@ class EMASpec(Spec):
 
 
 class EarlyStoppingSpec(Spec):
-    """Ends the run after `patience` validations in a row whose mean Dice did not exceed the best by more than `threshold`."""
+    """Ends the run after `patience` validations in a row not better than the best by more than `threshold`.
+
+    Better: a mean Dice that is higher, a dose score that is lower.
+    """
 
     patience: PositiveInt
     threshold: NonNegativeFloat = 0.0

@@ -1,6 +1,19 @@
 """Owns how predictions are judged: scores of a case, their summary over cases, and what an empty structure counts."""
 
 from fasttrain.scoring.case_score import CaseScore, ClassScore, count_case, score_case, score_counts
+from fasttrain.scoring.dose import DoseScore, DoseSummary, score_dose, summarise_doses
 from fasttrain.scoring.summary import ScoreSummary, summarise
 
-__all__ = ["CaseScore", "ClassScore", "ScoreSummary", "count_case", "score_case", "score_counts", "summarise"]
+__all__ = [
+    "CaseScore",
+    "ClassScore",
+    "DoseScore",
+    "DoseSummary",
+    "ScoreSummary",
+    "count_case",
+    "score_case",
+    "score_counts",
+    "score_dose",
+    "summarise",
+    "summarise_doses",
+]

@@ -95,7 +95,10 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class ValidationFigures:
-    """Scores over the validation cases. Per-class values are None where no case counted."""
+    """Scores over the validation cases. Per-class values are None where no case counted.
+
+    dose_score, dvh_score, dvh_by_structure: in Gy, of `task: dose`, which has no Dice; lower is better.
+    """
 
     dice: float | None
     dice_by_class: dict[str, float | None]
@@ -106,6 +109,14 @@ class ValidationFigures:
     """Cases of a class scored with the volume's diagonal, since the structure was missed or invented."""
     seconds: float = 0.0
     cases: int = 0
+    dose_score: float | None = None
+    dvh_score: float | None = None
+    dvh_by_structure: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> float | None:
+        """The figure by which a run is judged: the mean Dice, or the dose score."""
+        return self.dice if self.dose_score is None else self.dose_score
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,11 @@ def class_slugs(class_names: Sequence[str]) -> list[str]:
     return slugs
 
 
-def metric_columns(class_names: Sequence[str], hd95: bool) -> list[str]:
-    """The columns of `metrics.csv` for a recipe's foreground classes."""
+def metric_columns(class_names: Sequence[str], hd95: bool, task: str = "segmentation") -> list[str]:
+    """The columns of `metrics.csv` for a recipe's foreground classes; for a dose its scores in Gy, and those of structures."""
     slugs = class_slugs(class_names)
+    if task == "dose":
+        return [*_BEFORE, "val_dose_score", "val_dvh_score", *(f"val_dvh_{slug}" for slug in slugs), *_AFTER]
     columns = [*_BEFORE, "val_dice", *(f"val_dice_{slug}" for slug in slugs)]
     if hd95:
         columns += ["val_hd95", *(f"val_hd95_{slug}" for slug in slugs)]
@@ -46,10 +48,11 @@ class MetricsTable:
     cell is empty where there is no figure. Raises StorageError where the file cannot be written or has other columns.
     """
 
-    def __init__(self, path: Path, class_names: Sequence[str], hd95: bool) -> None:
+    def __init__(self, path: Path, class_names: Sequence[str], hd95: bool, task: str = "segmentation") -> None:
         self._path = path
         self._class_names = tuple(class_names)
         self._hd95 = hd95
+        self._task = task
         self._file = self._open()
 
     def on_event(self, event: Event) -> None:
@@ -62,7 +65,7 @@ class MetricsTable:
         self._file.close()
 
     def _open(self) -> LineFile:
-        columns = metric_columns(self._class_names, self._hd95)
+        columns = metric_columns(self._class_names, self._hd95, self._task)
         found = _whole_lines(self._path)
         if not found:
             _replace(self._path, [",".join(columns)])
@@ -78,7 +81,11 @@ class MetricsTable:
     def _cells(self, event: EpochEnded) -> list[str]:
         scores = event.validation
         cells = [str(event.epoch), str(event.step), _rounded(event.seconds, 3), _exact(event.train_loss)]
-        cells += self._score_cells(scores.dice if scores else None, scores.dice_by_class if scores else {})
+        if self._task == "dose":
+            cells.append(_exact(scores.dose_score if scores else None))
+            cells += self._score_cells(scores.dvh_score if scores else None, scores.dvh_by_structure if scores else {})
+        else:
+            cells += self._score_cells(scores.dice if scores else None, scores.dice_by_class if scores else {})
         if self._hd95:
             cells += self._score_cells(scores.hd95 if scores else None, scores.hd95_by_class if scores else {})
         return [

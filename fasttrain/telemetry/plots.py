@@ -20,7 +20,7 @@ _LEGEND_CLASSES = 20
 
 
 def write_plots(metrics_csv: Path, folder: Path) -> list[Path]:
-    """Draws `loss.png` and `dice.png` into `folder` and returns the files written.
+    """Draws `loss.png` and `dice.png` (or, of doses, `dose.png`) into `folder` and returns the files written.
 
     Without rows none are, without scores no `dice.png`. Raises StorageError where a picture cannot be written.
     """
@@ -34,7 +34,23 @@ def write_plots(metrics_csv: Path, folder: Path) -> list[Path]:
         written.append(save_figure(_draw_loss(rows), folder / "loss.png"))
     if _points(rows, "val_dice")[0]:
         written.append(save_figure(_draw_dice(rows), folder / "dice.png"))
+    if _points(rows, "val_dose_score")[0]:
+        written.append(save_figure(_draw_dose(rows), folder / "dose.png"))
     return written
+
+
+def _draw_dose(rows: list[Row]) -> Figure:
+    figure, axes = _new_axes("Error of the dose on the validation cases (Gy)")
+    for name, label, colour in (("val_dose_score", "dose score", "black"), ("val_dvh_score", "DVH score", "C0")):
+        epochs, scores = _points(rows, name)
+        axes.plot(epochs, scores, linewidth=2.0, marker="o", markersize=3.5, color=colour, label=label)
+    epochs, scores = _points(rows, "val_dose_score")
+    best = min(range(len(scores)), key=scores.__getitem__)
+    axes.set_title(f"best dose score {scores[best]:.3f} Gy in epoch {epochs[best]:.0f}", fontsize=10)
+    axes.set_ylim(bottom=0.0)
+    axes.legend(fontsize=8, loc="upper right", framealpha=0.8)
+    _set_epochs(axes, rows)
+    return figure
 
 
 def _draw_loss(rows: list[Row]) -> Figure:

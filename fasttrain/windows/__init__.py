@@ -1,6 +1,6 @@
 """Owns how a network that sees patches is applied to whole volumes."""
 
-from fasttrain.windows.answer import Answer, Forward
+from fasttrain.windows.answer import Answer, Forward, Sides, softmax
 from fasttrain.windows.layout import count_windows, lay_out
 from fasttrain.windows.sliding_window import Told, WindowStream, predict_volume
 from fasttrain.windows.stitching import Sink, Whole
@@ -8,6 +8,7 @@ from fasttrain.windows.stitching import Sink, Whole
 __all__ = [
     "Answer",
     "Forward",
+    "Sides",
     "Sink",
     "Told",
     "Whole",
@@ -15,4 +16,5 @@ __all__ = [
     "count_windows",
     "lay_out",
     "predict_volume",
+    "softmax",
 ]

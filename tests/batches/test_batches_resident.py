@@ -273,13 +273,16 @@ def test_a_step_in_a_cuda_graph_learns_from_streamed_boxes_what_it_learns_from_r
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_the_kernel_reads_what_slices_and_grid_sample_read(channels: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("label_type", "most"), [(torch.uint8, 5), (torch.int16, 2048)])
+def test_the_kernel_reads_what_slices_and_grid_sample_read(
+    channels: int, dtype: torch.dtype, label_type: torch.dtype, most: int
+) -> None:
     torch.manual_seed(0)
     lengths = [(19, 10, 41), (12, 28, 9)]
     voxels = [int(np.prod(one)) for one in lengths]
     volumes = Volumes(
         torch.randn(sum(voxels) * channels, device="cuda").to(dtype),
-        torch.randint(0, 5, (sum(voxels),), device="cuda", dtype=torch.uint8),
+        torch.randint(0, most, (sum(voxels),), device="cuda", dtype=label_type),
         torch.tensor([0, voxels[0]], device="cuda"),
         torch.tensor(lengths, device="cuda", dtype=torch.int32),
         channels,

@@ -20,9 +20,10 @@ from fasttrain.recipe import bundled_recipes, resolve
 COMMANDS = [
     [], ["train"], ["resume"], ["tune-batch"], ["tune"], ["check"], ["doctor"], ["drill"], ["evaluate"], ["predict"],
     ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
-    ["data"], ["data", "fetch"], ["data", "cache"],
+    ["data"], ["data", "fetch"], ["data", "cache"], ["data", "import"], ["data", "import", "openkbp"],
     ["recipes", "suggest"],
 ]  # fmt: skip
+GROUPS = ([], ["recipes"], ["data"], ["data", "import"])
 
 
 class Answer:
@@ -70,17 +71,22 @@ def test_every_command_has_help(call, command: list[str], flag: str) -> None:
     assert answer.err == ""
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in ([], ["recipes"], ["data"])], ids=" ".join)
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in GROUPS], ids=" ".join)
 def test_the_help_of_every_command_names_debug(call, command: list[str]) -> None:
     assert "Add --debug for a traceback." in call(*command, "--help").out
 
 
 def test_the_list_of_commands_here_is_whole() -> None:
     known = {" ".join(command) for command in COMMANDS if command}
-    found = set()
-    for name, command in tree().commands.items():
-        found |= {name, *(f"{name} {below}" for below in getattr(command.loaded(), "commands", {}))}
-    assert found == known
+
+    def names(group, before: str = "") -> set[str]:
+        found = set()
+        for name, command in getattr(group, "commands", {}).items():
+            command = command.loaded() if hasattr(command, "loaded") else command
+            found |= {f"{before}{name}", *names(command, f"{before}{name} ")}
+        return found
+
+    assert names(tree()) == known
 
 
 def test_the_list_says_of_each_command_how_its_own_help_begins(call) -> None:

@@ -41,7 +41,7 @@ def faults_of(spec: DataSpec, root: Path) -> tuple[str, ...]:
 
 
 def test_every_kind_has_a_source() -> None:
-    assert set(SOURCES) == {"decathlon", "nnunet", "folders", "dicom", "phantom"}
+    assert set(SOURCES) == {"decathlon", "nnunet", "folders", "dicom", "phantom", "openkbp"}
 
 
 def test_missing_root(tmp_path: Path) -> None:

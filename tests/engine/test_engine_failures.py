@@ -22,6 +22,7 @@ from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.saving import Saver
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DivergedError, MachineError, RecipeError, StorageError
+from fasttrain.recipe import resolve
 from fasttrain.telemetry.events import CheckpointSaved, EpochEnded, Event, StepLogged, ValidationFigures
 from fasttrain.telemetry.metrics_csv import read_metrics
 
@@ -249,9 +250,28 @@ def test_a_state_that_is_not_finite_is_never_saved(tiny, phantoms: Path, tmp_pat
 )
 def test_only_a_number_moves_the_best(former: float | None, now: float | None, better: bool) -> None:
     fit = Fit.__new__(Fit)
+    fit.recipe = resolve("demo").recipe
     fit.progress = type("Progress", (), {"best_value": former})()
     assert fit._is_best(ValidationFigures(now, {}, {})) is better
     assert fit._is_best(None) is False
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "better"),
+    [
+        (None, 9.0, True),
+        (3.0, 2.9, True),
+        (3.0, 3.0, False),
+        (3.0, 3.1, False),
+        (3.0, None, False),
+        (3.0, float("nan"), False),
+    ],
+)
+def test_a_lower_error_of_the_dose_moves_the_best(former: float | None, now: float | None, better: bool) -> None:
+    fit = Fit.__new__(Fit)
+    fit.recipe = resolve("openkbp").recipe
+    fit.progress = type("Progress", (), {"best_value": former})()
+    assert fit._is_best(ValidationFigures(None, {}, {}, dose_score=now)) is better
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.5])

@@ -15,6 +15,7 @@ from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.engine.validating.expected import validation_in_steps
 from fasttrain.errors import RecipeError
+from fasttrain.recipe.task import TASKS
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.attempts import Attempt
 from fasttrain.telemetry.events import EpochEnded, Event, Message, RunEnded, RunStarted, StepLogged
@@ -76,7 +77,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         ({"max_cost": -1, "price_per_hour": 2}, "--max-cost -1"),
         ({"max_cost": 5}, "--max-cost 5 needs --price-per-hour P"),
         ({"price_per_hour": math.inf}, "--price-per-hour inf"),
-        ({"until_dice": 90}, "--until-dice 90: should be above 0 and at most 1, such as 0.9"),
+        ({"until_dice": -0.9}, "--until-dice -0.9: should be a number above 0"),
     ],
 )
 def test_what_can_be_no_limit_is_refused(given: dict[str, float], told: str) -> None:
@@ -87,7 +88,7 @@ def test_what_can_be_no_limit_is_refused(given: dict[str, float], told: str) -> 
 
 def test_all_faults_of_the_limits_are_told_at_once() -> None:
     with pytest.raises(RecipeError) as caught:
-        Limits(max_hours=0, max_cost=3, until_dice=2)
+        Limits(max_hours=0, max_cost=3, until_dice=0)
     assert len(caught.value.faults) == 3
     assert Limits(1, 2, 3, 0.9).options == " --max-hours 1 --max-cost 2 --price-per-hour 3 --until-dice 0.9"
     assert Limits().options == ""
@@ -104,6 +105,29 @@ def test_the_account_adds_up_attempts_each_at_its_price() -> None:
     assert account.record(None)["hours"]["projected"] is None
     assert spent_before(Limits(max_cost=5, price_per_hour=4), account) is not None
     assert spent_before(Limits(max_cost=5.01, price_per_hour=4), account) is None
+
+
+def test_a_score_is_reached_from_the_side_of_its_task() -> None:
+    dice, dose = TASKS["segmentation"], TASKS["dose"]
+    for score, by_dice, by_dose in ((0.7, False, True), (0.8, True, True), (0.9, True, False)):
+        assert (Limits(until_dice=0.8).reached_by(score, dice) is not None) is by_dice
+        assert (Limits(until_dice=0.8).reached_by(score, dose) is not None) is by_dose
+    assert Limits(until_dice=0.8).reached_by(math.nan, dose) is None
+    assert Limits(until_dice=0.8).reached_by(None, dose) is None
+    assert Limits().reached_by(0.1, dose) is None
+
+
+def test_a_mean_dice_above_1_is_refused_and_a_dose_score_is_not() -> None:
+    Limits(until_dice=2.6).check_score(TASKS["dose"])
+    Limits(until_dice=1).check_score(TASKS["segmentation"])
+    with pytest.raises(RecipeError, match="--until-dice 90: should be above 0 and at most 1, such as 0.9"):
+        Limits(until_dice=90).check_score(TASKS["segmentation"])
+
+
+@pytest.mark.parametrize(("wanted", "goes_on"), [(2.0, True), (2.5, False), (3.0, False)])
+def test_a_dose_goes_on_under_a_lower_score(wanted: float, goes_on: bool) -> None:
+    ended = {"status": "done", "stopped_by": "--until-dice 2.6", "best": {"metric": "val_dose_score", "value": 2.5}}
+    assert goes_beyond(Limits(until_dice=wanted), ended, False) is goes_on
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fasttrain.losses import LOSSES, build_loss
 from fasttrain.losses.generalised_dice import class_weights
+from fasttrain.recipe.task import TASKS
 from fasttrain.recipe.training_spec import (
     BCEDiceLossSpec,
     CrossEntropyLossSpec,
@@ -70,7 +71,9 @@ def assert_same(spec: LossSpec, theirs: nn.Module, logits: Tensor, label: Tensor
 def test_every_loss_of_the_recipe_has_a_class() -> None:
     union, _ = typing.get_args(LossSpec)
     kinds = {typing.get_args(spec.model_fields["kind"].annotation)[0] for spec in typing.get_args(union)}
-    assert set(LOSSES) == kinds == set(SPECS)
+    of_tasks = frozenset().union(*(task.losses for task in TASKS.values()))
+    assert set(LOSSES) == kinds == of_tasks
+    assert set(SPECS) == TASKS["segmentation"].losses
 
 
 @shapes

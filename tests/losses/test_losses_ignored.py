@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fasttrain.losses import LOSSES, build_loss
+from fasttrain.recipe.task import TASKS
 from fasttrain.recipe.training_spec import (
     BCEDiceLossSpec,
     CrossEntropyLossSpec,
@@ -70,7 +71,7 @@ def value_and_gradient(loss: Callable[..., Tensor], logits: Tensor, label: Tenso
 
 
 def test_every_loss_is_tried() -> None:
-    assert {spec.kind for spec in SPECS.values()} == set(LOSSES)
+    assert {spec.kind for spec in SPECS.values()} == set(LOSSES) - TASKS["dose"].losses
 
 
 # --- whatever stands there ------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def test_every_section_says_what_it_is_for() -> None:
 
 def test_one_section_and_what_lies_below_it() -> None:
     paths = [section.path for section in sections("data.source")]
-    kinds = ["decathlon", "nnunet", "folders", "dicom", "phantom"]
+    kinds = ["decathlon", "nnunet", "folders", "dicom", "phantom", "openkbp"]
     assert paths == [f"data.source[{kind}]" for kind in kinds]
     assert {section.path.split(".")[0] for section in sections("augment")} == {"augment"}
     with pytest.raises(RecipeError, match="no section 'dtaa'; did you mean data"):
@@ -66,4 +66,4 @@ def test_one_key_by_itself_and_lengths_of_lists() -> None:
     assert [key.path for key in section.keys] == ["training.epochs"]
     (dynunet,) = sections("network[dynunet].features")
     assert dynunet.keys[0].takes == "list of: whole number ≥ 1; at least 3"
-    assert len(sections("network.features")) == 2
+    assert len(sections("network.features")) == 3

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain.data.grids import is_sheared
+from fasttrain.data.openkbp import GRID, affine_of, read_spacing
 from fasttrain.data.reading import check_channels, check_same_grid, split_shape
 from fasttrain.data.volume_files import read_header
 from fasttrain.data.volumes import ITEM_BYTES, preprocessed_shape, sample_bytes
@@ -16,6 +17,8 @@ from fasttrain.recipe.recipe import Recipe
 from fasttrain.samples import Case, Grid
 
 _MARGIN = 1.2
+_DOSE_VOXEL_BYTES = 40
+"""Of a patient that is read: CT and dose as they are unpacked, as float32 and once more together, and the structures."""
 _SLABS_BYTES, _SLAB_VOXEL_BYTES = 64 << 20, 64
 """What steps that go slab by slab (`grids.slabs`) hold beside the volume, and of one smaller than a slab."""
 
@@ -28,9 +31,14 @@ def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
     Cases that resampling makes too large for any memory were refused by the check (`checking.sizes`).
     """
     data = recipe.data
-    lists = data.class_count - 1 + (recipe.patch.background_above is not None)
+    lists = recipe.centre_lists + (recipe.patch.background_above is not None)
     total = 0
     for case in cases:
+        if recipe.task == "dose":
+            shape, kept = _wanted(recipe, *dose_grid(case)), recipe.task_facts.label_bytes
+            sizes = (recipe.stored_channels, lists, recipe.patch.size, ITEM_BYTES[data.storage_dtype], kept)
+            total += sample_bytes(shape, *sizes)
+            continue
         header = read_header(case.images[0])
         spatial, found = split_shape(case.images[0], header.shape, recipe.dimensions)
         if len(case.images) == 1:
@@ -45,10 +53,18 @@ def estimate_shapes(cases: Sequence[Case], recipe: Recipe) -> list[tuple[int, ..
     """The shapes of the preprocessed cases, but for foreground crops; reads and raises what `estimate_bytes` does."""
     shapes = []
     for case in cases:
+        if recipe.task == "dose":
+            shapes.append(_wanted(recipe, *dose_grid(case)))
+            continue
         header = read_header(case.images[0])
         spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)
         shapes.append(_wanted(recipe, spatial, header.affine))
     return shapes
+
+
+def dose_grid(case: Case) -> tuple[tuple[int, ...], np.ndarray]:
+    """Shape and affine of a patient, of whose files one small one is read."""
+    return GRID, affine_of(read_spacing(case))
 
 
 def build_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
@@ -61,6 +77,10 @@ def build_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
 
 
 def _build_bytes(case: Case, recipe: Recipe) -> int:
+    if recipe.task == "dose":
+        read, made = math.prod(GRID), math.prod(_wanted(recipe, *dose_grid(case)))
+        padded = max(made, math.prod(recipe.patch.size))
+        return int((_DOSE_VOXEL_BYTES * read + 24 * padded) * _MARGIN)
     channels = len(recipe.data.channels)
     header = read_header(case.images[0])
     spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)

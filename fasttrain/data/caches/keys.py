@@ -42,6 +42,7 @@ def settings_of(preprocess: Preprocess) -> dict[str, Any]:
         "steps": f"{type(preprocess).__module__}.{type(preprocess).__qualname__}",
         "training": preprocess.training,
         "dimensions": preprocess.dimensions,
+        "task": preprocess.task,
         "data": preprocess.data.model_dump(mode="json", exclude=_NOT_OF_THE_VOLUME),
         "patch": preprocess.patch.model_dump(mode="json", exclude=_NOT_OF_THE_PATCH_PLACE)
         if preprocess.training

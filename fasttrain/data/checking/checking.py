@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fasttrain.data.checking.between import fault_of_empty, faults_of_copies, texts_of_ignored
+from fasttrain.data.checking.facts import View
 from fasttrain.data.checking.judging import CaseFindings, Terms, judge
+from fasttrain.data.checking.patients import judge_patient
 from fasttrain.data.checking.reading_pass import Progress, facts_of
 from fasttrain.data.checking.remembered import Remembered
 from fasttrain.data.checking.sizes import faults_of_size
@@ -87,14 +89,15 @@ def check_cases(
     began = time.monotonic()
     remembered, pairing = Remembered(folder, root), pairing or {}
     wanted = [(path, terms.image_view) for case in cases for path in case.images]
-    wanted += [(case.label, terms.label_view(case)) for case in cases if case.label is not None]
+    wanted += [(case.label, _label_view(case, terms)) for case in cases if case.label is not None]
     facts, files_read = facts_of(wanted, remembered, workers, full, progress)
     note = remembered.save()
+    judged = judge_patient if terms.data.source.kind == "openkbp" else judge
     findings = [
-        judge(
+        judged(
             case,
             [facts[path, terms.image_view] for path in case.images],
-            facts[case.label, terms.label_view(case)] if case.label is not None else None,
+            facts[case.label, _label_view(case, terms)] if case.label is not None else None,
             terms,
             pairing.get(case.name, ()),
         )
@@ -115,6 +118,11 @@ def check_cases(
         files_read=files_read,
         seconds=time.monotonic() - began,
     )
+
+
+def _label_view(case: Case, terms: Terms) -> View:
+    """A file that holds image and label is read once."""
+    return terms.image_view if case.label in case.images else terms.label_view(case)
 
 
 def _with(findings: list[CaseFindings], faults: Mapping[str, str]) -> list[CaseFindings]:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from fasttrain.data.checking.facts import FileFacts, View, read_facts
+from fasttrain.data.checking.patients import SUFFIXES, patient_facts
 from fasttrain.data.checking.remembered import Remembered, stamp_of
 
 Progress = Callable[[int, int], None]
@@ -55,7 +56,8 @@ def facts_of(
 
 def _read(path: Path, view: View) -> tuple[FileFacts, list[int] | None]:
     stamp = stamp_of(path, view.drawn)
-    return read_facts(path, view), stamp
+    # No other image or label ends so
+    return (patient_facts(path) if path.suffix in SUFFIXES else read_facts(path, view)), stamp
 
 
 def _size(wanted: Wanted) -> int:

@@ -57,11 +57,13 @@ def figures_of(checked: Checked) -> Figures | None:
         in_cases.update(value for value, count in (case.voxels or {}).items() if count)
     total = sum(by_value.values())
     lists = (
-        len(data.classes) + (recipe.patch.background_above is not None)
+        recipe.centre_lists + (recipe.patch.background_above is not None)
         if recipe is not None
         else max(len(by_value) - 1, 0)
     )
-    sizes = (len(data.channels), lists, patch)
+    channels = len(data.channels) if recipe is None else recipe.stored_channels
+    label_bytes = 1 if recipe is None else recipe.task_facts.label_bytes
+    sizes = (channels, lists, patch)
     smallest = min(range(len(cases)), key=lambda index: (np.prod(volumes[index], dtype=float), cases[index].case.name))
     return Figures(
         cases=len(cases),
@@ -75,8 +77,8 @@ def figures_of(checked: Checked) -> Figures | None:
         cases_by_value={value: in_cases[value] for value in data.class_values if recipe is not None or in_cases[value]},
         smallest=(cases[smallest].case.name, volumes[smallest]),
         below_patch=sum(any(a < b for a, b in zip(shape, patch, strict=True)) for shape in volumes) if patch else 0,
-        memory_bytes=sum(sample_bytes(shape, *sizes, item_bytes) for shape in volumes),
-        gpu_bytes=sum(sample_bytes(shape, *sizes, 2) for shape in volumes),
+        memory_bytes=sum(sample_bytes(shape, *sizes, item_bytes, label_bytes) for shape in volumes),
+        gpu_bytes=sum(sample_bytes(shape, *sizes, 2, label_bytes) for shape in volumes),
     )
 
 

@@ -10,6 +10,7 @@ from fasttrain.data.sources.dicom import find_dicom
 from fasttrain.data.sources.folders import find_folders
 from fasttrain.data.sources.found import FoundCases
 from fasttrain.data.sources.nnunet import find_nnunet
+from fasttrain.data.sources.openkbp import find_openkbp
 from fasttrain.data.sources.phantom import find_phantoms
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
@@ -20,6 +21,7 @@ SOURCES: dict[str, Callable[[DataSpec, Path], FoundCases]] = {
     "folders": find_folders,
     "dicom": find_dicom,
     "phantom": find_phantoms,
+    "openkbp": find_openkbp,
 }
 
 __all__ = ["SOURCES", "FoundCases", "find_cases", "look_for_cases"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fasttrain.batches import slot_bytes
-from fasttrain.data.volumes import ITEM_BYTES
+from fasttrain.batches.resident_volumes import voxel_bytes
 from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.recipe import Recipe
@@ -69,9 +69,9 @@ def _free(hardware: Hardware) -> int:
 
 def window_bytes(recipe: Recipe, sizes: Sizes) -> int:
     """What the sliding window holds of the largest volume, in float32: the image, and twice the sums with their weights."""
-    channels = len(recipe.data.channels)
-    voxels = sizes.largest_case_bytes // (channels * ITEM_BYTES[recipe.data.storage_dtype] + 1)
-    return 4 * voxels * (channels + 2 * (recipe.data.class_count + 1))
+    voxels = sizes.largest_case_bytes // voxel_bytes(recipe)
+    answers = 1 if recipe.task == "dose" else recipe.data.class_count
+    return 4 * voxels * (recipe.input_channels + 2 * (answers + 1))
 
 
 def stitching_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> int:

@@ -112,7 +112,12 @@ def _mark(recipe: Recipe, hardware: Hardware, candidate: Candidate) -> Path:
         recipe.augment.model_dump_json,
     )
     parts = [section() for section in sections]
-    parts += [str(recipe.training.batch_size), str(recipe.data.channels), str(recipe.output_channels)]
+    parts += [
+        str(recipe.training.batch_size),
+        str(recipe.data.channels),
+        str(recipe.input_channels),
+        str(recipe.output_channels),
+    ]
     parts += [recipe.data.storage_dtype, str(recipe.data.ignore_label)]
     parts += [str(candidate), str(hardware.compute_capability), torch.__version__, compiling.sources_digest()]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

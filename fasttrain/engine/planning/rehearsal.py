@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from fasttrain.batches import Order, ResidentSource, fill
+from fasttrain.batches.patch_maker import LABEL_TYPES
 from fasttrain.batches.resident_volumes import voxel_bytes
 from fasttrain.engine.planning.trial import Candidate, made_batch, network_for, precision_of
+from fasttrain.engine.step import unpacking
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware
 from fasttrain.recipe import Recipe
@@ -29,9 +31,10 @@ def rehearse(recipe: Recipe, hardware: Hardware, candidate: Candidate) -> None:
         precision = precision_of(candidate, device.type, recipe.dimensions)
         loss = build_loss(recipe.loss, recipe.data.ignore_label is not None, candidate.fused)
         batch = made_batch(recipe, device)
+        image, target = unpacking(recipe)(batch.image, batch.label)
         with precision.autocast():
-            logits = network(precision.laid_out(batch.image))
-        loss(logits, batch.label).backward()
+            logits = network(precision.laid_out(image))
+        loss(logits, target).backward()
         _rehearse_batch(recipe, device)
 
 
@@ -52,9 +55,9 @@ class _OneCase:
         corner = torch.zeros(1, dtype=torch.int32)
         self._sample = Sample(
             name="made",
-            image=torch.zeros(len(data.channels), *size, dtype=getattr(torch, data.storage_dtype)),
-            label=torch.zeros(1, *size, dtype=torch.uint8),
-            centres=(corner,) * (data.class_count - 1),
+            image=torch.zeros(recipe.stored_channels, *size, dtype=getattr(torch, data.storage_dtype)),
+            label=torch.zeros(1, *size, dtype=LABEL_TYPES[recipe.task_facts.label_bytes]),
+            centres=(corner,) * recipe.centre_lists,
             background_centres=None if recipe.patch.background_above is None else corner,
             grid=grid,
             source_grid=grid,

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fasttrain.batches.patch_maker import LABEL_TYPES
 from fasttrain.engine.checkpointing import checkpoint_blocks
 from fasttrain.engine.optimisation.optim import build_optimizer
-from fasttrain.engine.step import Precision, Step
+from fasttrain.engine.step import Precision, Step, unpacking
 from fasttrain.errors import ran_out_of_memory
 from fasttrain.losses import build_loss
 from fasttrain.machine.hardware import Hardware
@@ -175,8 +176,10 @@ def made_batch(recipe: Recipe, device: torch.device) -> Batch:
     size = recipe.training.batch_size
     if device.type == "cpu":
         size = min(size, _MOST_PATCHES_ON_A_CPU)
-    image = torch.randn(size, len(recipe.data.channels), *recipe.patch.size, device=device)
-    label = torch.randint(0, recipe.data.class_count, (size, 1, *recipe.patch.size), dtype=torch.uint8, device=device)
+    image = torch.randn(size, recipe.stored_channels, *recipe.patch.size, device=device)
+    highest = 2 << len(recipe.data.classes) if recipe.task == "dose" else recipe.data.class_count
+    kept = LABEL_TYPES[recipe.task_facts.label_bytes]
+    label = torch.randint(0, highest, (size, 1, *recipe.patch.size), dtype=kept, device=device)
     return Batch(image, label, (), ())
 
 
@@ -212,7 +215,7 @@ def _learner(recipe: Recipe, device: torch.device, candidate: Candidate, checkpo
 
 def network_for(recipe: Recipe, device: torch.device, candidate: Candidate, checkpointing: bool) -> nn.Module:
     """A fresh network of the recipe in a candidate's form, in training mode."""
-    network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
+    network = build_network(recipe.network, recipe.patch.size, recipe.input_channels, recipe.output_channels)
     network.to(device)
     if candidate.fused:
         fuse(network)
@@ -232,7 +235,9 @@ def _step(recipe: Recipe, device: torch.device, candidate: Candidate, learner: L
     network, optimizer = learner
     precision = precision_of(candidate, device.type, recipe.dimensions)
     loss = build_loss(recipe.loss, recipe.data.ignore_label is not None, candidate.fused)
-    return Step(network, loss, optimizer, precision, accumulate=1, captured=candidate.captured)
+    return Step(
+        network, loss, optimizer, precision, accumulate=1, captured=candidate.captured, unpack=unpacking(recipe)
+    )
 
 
 def _timed(step: Step, batch: Batch, device: torch.device) -> float:

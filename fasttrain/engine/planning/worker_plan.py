@@ -36,9 +36,9 @@ class WorkerChoice:
 
 
 def batch_bytes(recipe: Recipe) -> int:
-    """Of one batch on its way to the device: patches in float32 and their labels in 8 bits."""
+    """Of one batch on its way to the device: patches in float32 and their labels as they are kept."""
     voxels = recipe.training.batch_size * math.prod(recipe.patch.size)
-    return voxels * (4 * len(recipe.data.channels) + 1)
+    return voxels * (4 * recipe.stored_channels + recipe.task_facts.label_bytes)
 
 
 def batches_held(hardware: Hardware) -> int:

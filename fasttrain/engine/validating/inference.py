@@ -10,12 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fasttrain.data.restore import GrowingClassMap
+from fasttrain.data.restore import GrowingClassMap, GrowingDose
 from fasttrain.engine.step import Precision
 from fasttrain.errors import ran_out_of_memory
+from fasttrain.kernels.structure_bits import as_dose, network_input
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Grid
-from fasttrain.windows import Answer, Forward, Told, Whole, WindowStream
+from fasttrain.windows import Answer, Forward, Sides, Told, Whole, WindowStream
 
 WindowsTold = Callable[[int, int], None]
 """Told how many windows of a volume are done, and of how many."""
@@ -26,10 +27,15 @@ CPU = torch.device("cpu")
 
 
 class Volume(Protocol):
-    """What is predicted: a Sample, or what is kept of one. `image` [channel, *spatial] lies on the host or on the GPU."""
+    """What is predicted: a Sample, or what is kept of one. `image` [channel, *spatial] lies on the host or on the GPU, with it
+    `label`, of which a dose takes its structures.
+    """
 
     @property
     def image(self) -> Tensor: ...
+
+    @property
+    def label(self) -> Tensor | None: ...
 
     @property
     def grid(self) -> Grid: ...
@@ -88,7 +94,7 @@ class Inference(ABC):
         """Probabilities of the classes, [class, *spatial] float32 on `stitch_device`, on the preprocessed grid."""
         whole = Whole(tuple(volume.image.shape[1:]))
         stream = self._stream(None if told is None else lambda one: told(one.windows, one.total))
-        for _ in stream.predict([(volume.image, whole)]):
+        for _ in stream.predict([(self._seen(volume), whole)]):
             pass
         assert whole.probabilities is not None
         return whole.probabilities
@@ -98,6 +104,22 @@ class Inference(ABC):
         hears = None if told is None else lambda one: told(one.windows, one.total)
         ((_, classes),) = self.class_maps([volume], in_source_grid, hears)
         return classes
+
+    def dose_map(self, volume: Volume, in_source_grid: bool, told: WindowsTold | None = None) -> Tensor:
+        """Float32 Gy [*spatial] on `stitch_device`."""
+        hears = None if told is None else lambda one: told(one.windows, one.total)
+        ((_, dose),) = self.dose_maps([volume], in_source_grid, hears)
+        return dose
+
+    def dose_maps(
+        self,
+        volumes: Volumes,
+        in_source_grid: bool,
+        told: Callable[[Told], None] | None = None,
+        short_of_memory: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """As `class_maps` for `task: dose`: (index, float32 Gy [*spatial]), never negative, whatever lies outside the mask."""
+        return self._maps(volumes, in_source_grid, told, short_of_memory)
 
     def class_maps(
         self,
@@ -111,13 +133,22 @@ class Inference(ABC):
         Windows of several volumes share batches. `told` hears of each batch, and may raise. Where the GPU's memory runs out,
         `short_of_memory` is to give back what is kept there, and what is not done yet is summed on the CPU.
         """
+        return self._maps(volumes, in_source_grid, told, short_of_memory)
+
+    def _maps(
+        self,
+        volumes: Volumes,
+        in_source_grid: bool,
+        told: Callable[[Told], None] | None,
+        short_of_memory: Callable[[], None],
+    ) -> Iterator[tuple[int, Tensor]]:
         done = 0
         while done < len(volumes):
             ran_out = False
             try:
-                for index, classes in self._class_maps_from(done, volumes, in_source_grid, told):
+                for index, answer in self._maps_from(done, volumes, in_source_grid, told):
                     done = index + 1
-                    yield index, classes
+                    yield index, answer
             except Exception as error:
                 if self.stitch_device == CPU or not ran_out_of_memory(error):
                     raise
@@ -133,26 +164,44 @@ class Inference(ABC):
                     "from here on"
                 )
 
-    def _class_maps_from(
+    def _maps_from(
         self, first: int, volumes: Volumes, in_source_grid: bool, told: Callable[[Told], None] | None
     ) -> Iterator[tuple[int, Tensor]]:
-        maps: dict[int, GrowingClassMap] = {}
+        maps: dict[int, GrowingClassMap | GrowingDose] = {}
 
-        def given() -> Iterator[tuple[Tensor, GrowingClassMap]]:
+        def given() -> Iterator[tuple[Tensor, GrowingClassMap | GrowingDose]]:
             for index in range(first, len(volumes)):
                 volume = volumes[index]
                 shape = tuple(volume.image.shape[1:])
                 grids = (volume.grid, volume.source_grid) if in_source_grid else ()
-                maps[index] = GrowingClassMap(shape, self.stitch_device, *grids)
-                yield sent(volume.image, self.stitch_device), maps[index]
+                maps[index] = (
+                    GrowingDose(shape, self.stitch_device, self.recipe.data.dose_scale, *grids)
+                    if self.recipe.task == "dose"
+                    else GrowingClassMap(shape, self.stitch_device, *grids)
+                )
+                yield self._seen(volume), maps[index]
 
         hears = None if told is None else lambda one: told(Told(first + one.index, one.windows, one.total))
         for index in self._stream(hears).predict(given()):
             yield first + index, maps.pop(first + index).finished()
 
+    def _seen(self, volume: Volume) -> Tensor:
+        """What the network sees of a volume, [channel, *spatial] on `stitch_device`."""
+        image = sent(volume.image, self.stitch_device)
+        if self.recipe.task != "dose":
+            return image
+        assert volume.label is not None
+        return network_input(image, sent(volume.label, self.stitch_device), len(self.recipe.data.classes))
+
     def _stream(self, told: Callable[[Told], None] | None) -> WindowStream:
         validation = self.recipe.validation
         answer = Answer(self._forwards(), validation.mirror, validation.window.batch_size)
+        axis = self.recipe.left_right_axis
+        if axis is not None:
+            # The files' channels come before the structures'
+            first = len(self.recipe.data.channels)
+            answer.sides = Sides(axis, tuple((first + left, first + right) for left, right in self.recipe.sides))
+            answer.finish = as_dose
         size = self.recipe.patch.size
         return WindowStream(
             answer, size, validation.window, self.device, self.stitch_device, self._recorded, told, self._not_recorded
@@ -172,10 +221,10 @@ class Predictor(Inference):
         self.precision = precision
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Logits [batch, class, *patch]; of one channel's sigmoid those of two classes."""
+        """Logits [batch, class, *patch]; of one channel's sigmoid those of two classes; a dose's one channel as it is."""
         with self.precision.autocast():
             logits: Tensor = self.network(self.precision.laid_out(windows))
-        return two_class_logits(logits) if logits.shape[1] == 1 else logits
+        return two_class_logits(logits) if logits.shape[1] == 1 and self.recipe.task != "dose" else logits
 
     def _forwards(self) -> tuple[Forward, ...]:
         self.network.eval()

@@ -14,11 +14,13 @@ from torch import Tensor
 from fasttrain.data.grids import spacing_of
 from fasttrain.data.restore import to_source_grid
 from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.validating.dose_pictures import dose_picture
 from fasttrain.engine.validating.validation import Judged, Scores, Validator
 from fasttrain.errors import EXIT_DONE
 from fasttrain.recipe import Recipe
 from fasttrain.samples import IGNORED, Grid
-from fasttrain.scoring import CaseScore
+from fasttrain.scoring import CaseScore, DoseScore
+from fasttrain.telemetry.dose_pictures import write_dose_picture
 from fasttrain.telemetry.events import Event, Message, Progress
 from fasttrain.telemetry.pictures import CasePicture, Plane, drop_pictures, write_picture
 
@@ -70,9 +72,15 @@ class Pictures:
     def _in_haste(self) -> bool:
         return self.stop.asked and self.stop.exit_code != EXIT_DONE
 
-    def _try_to_draw(self, epoch: int, role: str, index: int, score: CaseScore) -> str | None:
+    def _try_to_draw(self, epoch: int, role: str, index: int, score: CaseScore | DoseScore) -> str | None:
         """Draws one case; what went wrong, where something did. Tells nobody: what a listener raises is not ours to catch."""
         try:
+            if isinstance(score, DoseScore):
+                names = self.recipe.data.class_names
+                write_dose_picture(
+                    dose_picture(self.validator.judge_dose(index), score, names, role, epoch), self.folder
+                )
+                return None
             planes = planes_of(self.validator.judge(index))
             dice = tuple(one.dice for one in score.classes)
             names = tuple(self.recipe.data.class_names)
@@ -82,21 +90,25 @@ class Pictures:
         return None
 
 
-def pick_cases(scores: Sequence[CaseScore]) -> dict[str, int]:
-    """The index in `scores` of the `worst`, `median` and `best` case by mean Dice over the classes that count in it.
+def pick_cases(scores: Sequence[CaseScore | DoseScore]) -> dict[str, int]:
+    """The index in `scores` of the `worst`, `median` and `best` case by mean Dice over the classes that count in it, or by dose
+    score.
 
     Two cases are the worst and the best, one is `only`; cases in which no class counts are none. Equal ones keep their order.
     """
-    means = {
-        index: fmean(counted)
-        for index, score in enumerate(scores)
-        if (counted := [one.dice for one in score.classes if one.dice is not None])
-    }
+    means = {index: mean for index, score in enumerate(scores) if (mean := _goodness(score)) is not None}
     order = sorted(means, key=means.__getitem__)
     if len(order) < 2:
         return dict(zip(["only"], order, strict=False))
     middle = {"median": order[(len(order) - 1) // 2]} if len(order) > 2 else {}
     return {"worst": order[0], **middle, "best": order[-1]}
+
+
+def _goodness(score: CaseScore | DoseScore) -> float | None:
+    if isinstance(score, DoseScore):
+        return -score.dose_score
+    counted = [one.dice for one in score.classes if one.dice is not None]
+    return fmean(counted) if counted else None
 
 
 def planes_of(judged: Judged) -> tuple[Plane, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,19 @@ from fasttrain.engine.validating.inference import Inference, WindowsTold, Within
 from fasttrain.engine.validating.validation_cases import ValidationCases
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource, Grid, Sample
-from fasttrain.scoring import CaseScore, ScoreSummary, count_case, score_case, score_counts, summarise
+from fasttrain.scoring import (
+    CaseScore,
+    DoseScore,
+    DoseSummary,
+    ScoreSummary,
+    count_case,
+    score_case,
+    score_counts,
+    score_dose,
+    summarise,
+    summarise_doses,
+)
+from fasttrain.telemetry.events import ValidationFigures
 from fasttrain.windows import Told
 
 
@@ -23,9 +37,46 @@ from fasttrain.windows import Told
 class Scores:
     """The scores of one validation: in all, case by case, and how long it took."""
 
-    summary: ScoreSummary
-    cases: tuple[CaseScore, ...]
+    summary: ScoreSummary | DoseSummary
+    cases: tuple[CaseScore, ...] | tuple[DoseScore, ...]
     seconds: float
+
+    def figures(self) -> ValidationFigures:
+        """What is told of the validation."""
+        summary = self.summary
+        if isinstance(summary, DoseSummary):
+            return ValidationFigures(
+                dice=None,
+                dice_by_class={},
+                dice_counts={},
+                dose_score=summary.dose_score,
+                dvh_score=summary.dvh_score,
+                dvh_by_structure=summary.dvh_by_structure,
+                seconds=self.seconds,
+                cases=summary.cases,
+            )
+        return ValidationFigures(
+            dice=summary.dice,
+            dice_by_class=summary.dice_by_class,
+            dice_counts=summary.dice_counts,
+            hd95=summary.hd95,
+            hd95_by_class=summary.hd95_by_class,
+            hd95_penalised=summary.hd95_penalised,
+            seconds=self.seconds,
+            cases=summary.cases,
+        )
+
+    def by_case(self, class_names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+        """Dice a class of each case, or its dose score, its DVH score and the mean DVH error of each structure it has."""
+        records: dict[str, dict[str, float | None]] = {}
+        for score in self.cases:
+            if isinstance(score, DoseScore):
+                means = {structure: fmean(errors) for structure, errors in score.errors.items()}
+                records[score.name] = {"dose_score": score.dose_score, "dvh_score": score.dvh_score, **means}
+            else:
+                dices = (one.dice for one in score.classes)
+                records[score.name] = dict(zip(class_names, dices, strict=True))
+        return records
 
 
 MOST_PREDICTIONS_KEPT = 3
@@ -44,6 +95,17 @@ class Judged:
     label: Tensor
     grid: Grid
     ignores: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedDose:
+    """A case as its dose is scored: Gy and the bits of the structures, [*spatial] in the host's memory, on `grid`."""
+
+    sample: Sample
+    prediction: np.ndarray
+    reference: np.ndarray
+    bits: np.ndarray
+    grid: Grid
 
 
 class Validator:
@@ -78,20 +140,21 @@ class Validator:
         """
         began = time.perf_counter()
         self._predictions.clear()
-        sheet = _ScoreSheet(self.recipe)
+        dose = self.recipe.task == "dose"
+        sheet: Any = _DoseSheet(self.recipe) if dose else _ScoreSheet(self.recipe)
         told = self._telling(stop, within)
-        maps = self.predictor.class_maps(self.kept, self._original, told, self.kept.let_go)
+        predicted = self.predictor.dose_maps if dose else self.predictor.class_maps
+        maps = predicted(self.kept, self._original, told, self.kept.let_go)
         for index, prediction in maps:
             stop.check()
             case = self.kept.finished(index)
             if self.keep_predictions:
                 self._predictions[index] = prediction.cpu()
-            reference = sent(case.reference, prediction.device)
+            reference = case.reference if dose else sent(case.reference, prediction.device)
             sheet.add(case.name, prediction, reference, self.kept.scored_grid(case))
             progress(index + 1, len(self.cases))
         scores = sheet.scores()
-        summary = summarise(scores, self.recipe.data.class_names)
-        return Scores(summary, scores, time.perf_counter() - began)
+        return Scores(sheet.summary(scores), scores, time.perf_counter() - began)
 
     def judge(self, index: int, told: WindowsTold | None = None) -> Judged:
         """One case with its prediction: what the last `run` kept of it, else predicted by the network as it is."""
@@ -102,6 +165,17 @@ class Validator:
         label = self.kept.reference(index, sample).to(prediction.device)
         grid = self.kept.scored_grid(sample)
         return Judged(sample, prediction, label, grid, ignores=self.recipe.data.ignore_label is not None)
+
+    def judge_dose(self, index: int) -> JudgedDose:
+        """As `judge`, for a dose."""
+        sample = self.source[index]
+        prediction = self._predictions.get(index)
+        if prediction is None:
+            prediction = self.predictor.dose_map(sample, self._original)
+        reference = self.kept.reference(index, sample)
+        bits = reference[1].to(torch.int16).numpy()
+        grid = self.kept.scored_grid(sample)
+        return JudgedDose(sample, prediction.cpu().numpy(), reference[0].numpy(), bits, grid)
 
     def close(self) -> None:
         """Gives up the cases."""
@@ -144,6 +218,9 @@ class _ScoreSheet:
         self._names.append(name)
         self._counts.append(count_case(prediction, reference, data.class_count, ignores))
 
+    def summary(self, scores: Sequence[CaseScore]) -> ScoreSummary:
+        return summarise(scores, self.recipe.data.class_names)
+
     def scores(self) -> tuple[CaseScore, ...]:
         """Waits for the device."""
         if not self._counts:
@@ -152,6 +229,30 @@ class _ScoreSheet:
         device = self._counts[-1].device
         counts = torch.stack([one.to(device) for one in self._counts]).tolist()
         return tuple(score_counts(name, one) for name, one in zip(self._names, counts, strict=True))
+
+
+class _DoseSheet:
+    """The scores of doses, which are taken in the host's memory: percentiles of a few structures, by NumPy as the challenge
+    does.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._names = recipe.data.class_names
+        self._scores: list[DoseScore] = []
+
+    def add(self, name: str, prediction: Tensor, reference: Tensor, grid: Grid) -> None:
+        dose, bits = reference.cpu().numpy()
+        self._scores.append(
+            score_dose(
+                name, prediction.cpu().numpy(), dose, bits.astype(np.int16), self._names, spacing_mm(grid.affine, 3)
+            )
+        )
+
+    def scores(self) -> tuple[DoseScore, ...]:
+        return tuple(self._scores)
+
+    def summary(self, scores: Sequence[DoseScore]) -> DoseSummary:
+        return summarise_doses(scores, self._names)
 
 
 def spacing_mm(affine: np.ndarray, dimensions: int) -> tuple[float, ...]:

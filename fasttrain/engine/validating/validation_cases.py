@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fasttrain.data.grids import exact_moves
+from fasttrain.data.openkbp import read_patient
 from fasttrain.data.reading import read_label
 from fasttrain.data.restore import to_source_grid
 from fasttrain.engine.validating.inference import sent
+from fasttrain.errors import DataError
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource, Grid, Sample
 
@@ -20,7 +22,9 @@ from fasttrain.samples import Case, CaseSource, Grid, Sample
 @dataclass(frozen=True, eq=False)
 class ValidationCase:
     """A case as validation needs it: `image` [channel, *spatial] on `grid`, and `reference`, uint8 class indices [*spatial] on
-    the grid that is scored; `source_grid` is that of the file. The two tensors lie together, on the host or on the GPU.
+    the grid that is scored; `source_grid` is that of the file. The two tensors lie together, on the host or on the GPU. Of a dose
+    `label` lies with the image and holds the structures on `grid`, and `reference` is float32 [2, *spatial]: Gy, and the bits
+    of the structures.
     """
 
     name: str
@@ -28,6 +32,7 @@ class ValidationCase:
     reference: Tensor
     grid: Grid
     source_grid: Grid
+    label: Tensor | None = None
 
 
 class ValidationCases:
@@ -69,9 +74,16 @@ class ValidationCases:
     def _read(self, index: int) -> ValidationCase:
         sample = self.source[index]
         case = ValidationCase(sample.name, sample.image, self.reference(index, sample), sample.grid, sample.source_grid)
-        wanted = case.image.nbytes + case.reference.nbytes
+        dose = self.recipe.task == "dose"
+        if dose:
+            case = replace(case, label=sample.label)
+        beside = case.label if dose else case.reference
+        assert beside is not None
+        wanted = case.image.nbytes + beside.nbytes
         if wanted <= self.resident_bytes:
-            case = replace(case, image=sent(case.image, self.device), reference=sent(case.reference, self.device))
+            image, beside = sent(case.image, self.device), sent(beside, self.device)
+            # A dose is scored in the host's memory, where its reference stays
+            case = replace(case, image=image, label=beside) if dose else replace(case, image=image, reference=beside)
             self.resident_bytes -= wanted
             self._resident[index] = case
         return case
@@ -82,8 +94,10 @@ class ValidationCases:
         return len(self._resident)
 
     def reference(self, index: int, sample: Sample) -> Tensor:
-        """uint8 class indices [*spatial] on the grid that is scored, in the host's memory."""
+        """uint8 class indices [*spatial] on the grid that is scored, in the host's memory; of a dose see ValidationCase."""
         assert sample.label is not None
+        if self.recipe.task == "dose":
+            return self._dose(index, sample)
         if self.recipe.validation.grid != "original":
             return sample.label[0]
         if self.recipe.data.crop_foreground is None and exact_moves(sample.source_grid, sample.grid) is not None:
@@ -96,6 +110,21 @@ class ValidationCases:
             if self.keep_labels:
                 self._labels[index] = label
         return label
+
+    def _dose(self, index: int, sample: Sample) -> Tensor:
+        """As the files have it, since what is kept for training is rounded to the storage type."""
+        assert sample.label is not None
+        if self.recipe.validation.grid != "original":
+            return torch.stack([sample.image[-1].float() * self.recipe.data.dose_scale, sample.label[0].float()])
+        dose = self._labels.get(index)
+        if dose is None:
+            patient = read_patient(self.cases[index], self.recipe.data.class_names)
+            if patient.dose is None:
+                raise DataError(f"case {sample.name} has no dose to be scored against")
+            dose = torch.from_numpy(np.stack([patient.dose, patient.structures.astype(np.float32)]))
+            if self.keep_labels:
+                self._labels[index] = dose
+        return dose
 
     def scored_grid(self, case: ValidationCase | Sample) -> Grid:
         """The grid of its reference."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fasttrain.data.caches.estimate import dose_grid
 from fasttrain.data.reading import split_shape
 from fasttrain.data.volume_files import read_header
 from fasttrain.data.volumes import ITEM_BYTES, preprocessed_shape
@@ -57,14 +58,15 @@ class Room:
 
 def case_bytes(shape: Sequence[int], source_shape: Sequence[int], recipe: Recipe) -> int:
     """Of a volume that is stitched on the GPU: image, the sums of a slab of windows, class maps and reference."""
-    data, window = recipe.data, recipe.validation.window
+    window, answers = recipe.validation.window, _answers(recipe)
     layout = lay_out(shape, recipe.patch.size, window.overlap)
     voxels, source_voxels = math.prod(shape), math.prod(source_shape)
-    image = voxels * len(data.channels) * ITEM_BYTES[data.storage_dtype]
+    image = voxels * (recipe.stored_channels + recipe.input_channels * (recipe.task == "dose"))
+    image *= ITEM_BYTES[recipe.data.storage_dtype]
     # A slab, and the part of it that moves on
-    sums = 4 * (data.class_count + 1) * math.prod(layout.slab) * (1 + window.overlap) if layout.windows > 1 else 0
-    # Counting makes a few masks of a byte a voxel
-    maps = voxels + 6 * source_voxels
+    sums = 4 * (answers + 1) * math.prod(layout.slab) * (1 + window.overlap) if layout.windows > 1 else 0
+    # Counting makes a few masks of a byte a voxel; a dose is float32, before and after it is moved, and its reference two of them
+    maps = 6 * voxels + 16 * source_voxels if recipe.task == "dose" else voxels + 6 * source_voxels
     return int(image + sums + maps) + _SCRATCH_BYTES
 
 
@@ -72,9 +74,14 @@ def batch_bytes(recipe: Recipe, step: int) -> int:
     """Of a batch of windows: the network's activations, by what a training step held, and what comes out of it in float32."""
     window, training = recipe.validation.window, recipe.training
     voxels = window.batch_size * math.prod(recipe.patch.size)
-    answers = 4 * voxels * (len(recipe.data.channels) + 4 * recipe.data.class_count)
+    answers = 4 * voxels * (recipe.input_channels + 4 * _answers(recipe))
     # Nothing is kept for a backward pass, and weights and optimiser are a part of the step's
     return answers + step * window.batch_size // (2 * training.batch_size)
+
+
+def _answers(recipe: Recipe) -> int:
+    """Channels of what windows are summed to."""
+    return 1 if recipe.task == "dose" else recipe.data.class_count
 
 
 def decide_stitching(
@@ -121,6 +128,9 @@ def prepare_validation(
 
 def shapes_of(case: Case, recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(preprocessed, of the file) from the header alone: how much a crop will cut away is not known."""
+    if recipe.task == "dose":
+        spatial, affine = dose_grid(case)
+        return preprocessed_shape(spatial, affine, recipe.data.spacing, recipe.data.orientation), spatial
     header = read_header(case.images[0])
     spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)
     shape = preprocessed_shape(spatial, header.affine, recipe.data.spacing, recipe.data.orientation)

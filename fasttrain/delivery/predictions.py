@@ -1,0 +1,19 @@
+"""Owns what a prediction of files gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What was written, and one sentence for each input that could not be read.
+
+    passed_over: files that fit no case by their names; labels: those that are named as the run's labels are, and were left out.
+    """
+
+    written: tuple[Path, ...]
+    faults: tuple[str, ...]
+    passed_over: tuple[Path, ...] = ()
+    labels: tuple[Path, ...] = ()
