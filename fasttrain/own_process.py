@@ -1,12 +1,17 @@
-"""Owns how fasttrain starts a process that runs a module of its own and is spoken to by lines through pipes."""
+"""Owns how fasttrain starts a process of its own that runs a module and is spoken to by lines through pipes, and how it ends."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO
+
+_PR_SET_PDEATHSIG = 1
 
 
 def start_own(module: str, stderr: int | IO[bytes] = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
@@ -23,3 +28,9 @@ def start_own(module: str, stderr: int | IO[bytes] = subprocess.DEVNULL) -> subp
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,
     )
+
+
+def end_with_parent() -> None:
+    """Asks Linux to kill this process when the one that started it dies, however it dies; elsewhere nothing is done."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -66,6 +66,8 @@ class Sample:
     centres: one tensor [n] a foreground class, flat C-order indices of voxels of that class (at most `CENTRES_PER_CLASS` of
         them, evenly drawn), from which foreground crops take their centre; uint16 where the volume has at most 65 536 voxels,
         else int32.
+    filled: of a volume that is cut into slices, which then lie along its first spatial axis, uint8 [slice]: whether one holds a
+        class.
     background_centres: the like, voxels with label 0 and an image above `patch.background_above`; None where that is null.
     grid: the grid of `image`; source_grid: the grid of the file, to which predictions are brought back.
     """
@@ -77,13 +79,14 @@ class Sample:
     background_centres: torch.Tensor | None
     grid: Grid
     source_grid: Grid
+    filled: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """What one forward pass sees.
 
-    image: [batch, channel, *patch] float32 (or the storage dtype); label: [batch, 1, *patch] uint8, as a Sample's.
+    image: [batch, channel, *patch] float32 (or the storage dtype), of neighbouring slices those of the lowest first; label: [batch, 1, *patch] uint8, as a Sample's.
     positions: the global sample positions of the patches (see `batches.order`), and `names` the cases they came from.
     """
 

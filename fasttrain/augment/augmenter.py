@@ -45,6 +45,8 @@ Draws = dict[str, Draw]
 """By technique: the parameters of a batch."""
 
 _CPU = torch.device("cpu")
+_SEED_STEP = 0x9E3779B97F4A7
+"""Keeps the seeds of a sample's slices apart from one another."""
 
 
 class Augmenter:
@@ -60,10 +62,13 @@ class Augmenter:
         shaded: int | None = None,
         left_right_axis: int | None = None,
         sides: tuple[tuple[int, int], ...] = (),
+        depth: int = 1,
     ) -> None:
         """shaded: so many channels, the first ones, change their intensities (None: all); the others are only moved. sides:
-        bits of the label, (left, right), that change places where a sample is mirrored along `left_right_axis`.
+        bits of the label, (left, right), that change places where a sample is mirrored along `left_right_axis`. depth: the
+        slices of a sample, whose channels lie behind one another.
         """
+        self._depth = depth
         self._shaded = shaded
         self._left_right = left_right_axis
         self._sides = sides
@@ -103,7 +108,10 @@ class Augmenter:
             self._resample(image, label, draws)
         if self.flip is not None:
             image, label = self.flip.apply(image, draws["flip"]), self.flip.apply(label, draws["flip"])
-        return self.apply_intensity(image, draws), self.with_sides(label, draws)
+        if self._depth == 1:
+            return self.apply_intensity(image, draws), self.with_sides(label, draws)
+        slices = self.apply_intensity(image.unflatten(1, (self._depth, -1)).flatten(0, 1), draws)
+        return slices.unflatten(0, (-1, self._depth)).flatten(1, 2), self.with_sides(label, draws)
 
     def with_sides(self, label: Tensor, draws: Draws) -> Tensor:
         """The label [sample, 1, *spatial] of samples that were mirrored, its left and right structures called by their new
@@ -155,12 +163,26 @@ class Augmenter:
         return intensity.apply(image, table, self.chain) if self.intensity else image
 
     def apply_intensity(self, image: Tensor, draws: Draws) -> Tensor:
-        """All that comes after the moves of voxels; image: [sample, channel, *spatial] float32, may be changed in place."""
+        """All that comes after the moves of voxels; image: [sample, channel, *spatial] float32, may be changed in place.
+
+        Where a sample has several slices, [sample · slice, channel, *spatial]: those of one change alike, with a noise of each
+        one's own.
+        """
+        if self._depth > 1:
+            draws = {name: self._of_slices(draw) for name, draw in draws.items() if name in self.intensity}
         if self._shaded is None or self._shaded == image.shape[1] or not self.intensity:
             return self._shade(image, draws)
         layout = torch.channels_last_3d if image.dim() == 5 else torch.channels_last
         image[:, : self._shaded] = self._shade(image[:, : self._shaded].contiguous(memory_format=layout), draws)
         return image
+
+    def _of_slices(self, draw: Draw) -> Draw:
+        """The draw of each sample for each of its slices."""
+        repeated = {key: value.repeat_interleave(self._depth, 0) for key, value in draw.items()}
+        if "seed" in repeated:
+            steps = torch.arange(self._depth).repeat(len(draw["seed"]))
+            repeated["seed"] = repeated["seed"] ^ (steps * _SEED_STEP)
+        return repeated
 
     def _shade(self, image: Tensor, draws: Draws) -> Tensor:
         if self.intensity and kernels_take(image):

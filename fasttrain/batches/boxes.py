@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fasttrain.batches.crop import cut
+from fasttrain.batches.crop import cut_patch
 from fasttrain.batches.patch_maker import Drawn, PatchMaker
 from fasttrain.batches.resident_volumes import DEVICE_SLOTS, Resident, pinned
 from fasttrain.batches.thread_loader import ThreadLoader
@@ -34,7 +34,10 @@ def slot_count(threads: int) -> int:
 
 
 class Slot:
-    """Pinned memory for the boxes of one batch: images [sample, *patch, channel] and labels [sample, *patch]."""
+    """Pinned memory for the boxes of one batch: images [sample, *size, channel] and labels [sample, *size].
+
+    size: of a box in the axes of a volume, the patch and the slices beside it.
+    """
 
     def __init__(self, resident: Resident, batch_size: int, size: tuple[int, ...]) -> None:
         volumes = resident.volumes
@@ -63,7 +66,7 @@ class BoxStream:
     """The batches of `maker` from a position on, in order, with the boxes of cases that are not on the device."""
 
     def __init__(self, maker: PatchMaker, resident: Resident, first_position: int, threads: int) -> None:
-        size = tuple(maker.patch.size)
+        size = maker.reach
         self._slots = [Slot(resident, maker.batch_size, size) for _ in range(slot_count(threads))]
         tasks = self._tasks(first_position, maker.batch_size)
         self._loader = ThreadLoader(_Cutting(maker, resident), tasks, threads, _AHEAD, pin=False)
@@ -106,8 +109,10 @@ class _Cutting(Dataset[Any]):
         for number, row in enumerate(rows.tolist()):
             sample, corner = self._resident.rest[int(drawn.cases[row])], drawn.corners[row].tolist()
             assert sample.label is not None
-            slot.images[number].copy_(cut(sample.image, corner, size).movedim(0, -1))
-            slot.labels[number].copy_(cut(sample.label, corner, size)[0])
+            for target, volume in ((slot.images[number], sample.image), (slot.labels[number], sample.label)):
+                patch = cut_patch(volume, corner, size, self._maker.neighbours)
+                slices = patch.unflatten(0, (-1, len(volume))).movedim(1, -1)
+                target.view(slices.shape).copy_(slices)
         return Boxed(drawn, rows, slot)
 
 

@@ -37,6 +37,13 @@ class Order:
         return cases
 
 
+    def turns_at(self, positions: np.ndarray) -> np.ndarray:
+        """For each of `positions` [n] how many samples its case gave before, int64 [n]."""
+        numbers, places = np.divmod(positions, self.pass_length)
+        turns: np.ndarray = numbers * self.samples_per_case + places % self.samples_per_case
+        return turns
+
+
 class WindowOrder(Order):
     """The stream where each epoch sees some of the cases only: `window` gives their indices for an epoch from 0.
 
@@ -61,6 +68,14 @@ class WindowOrder(Order):
             window = np.array(self.window(epoch), dtype=np.int64)
             cases[chosen] = window[shuffled[places[chosen] // self.samples_per_case]]
         return cases
+
+    def turns_at(self, positions: np.ndarray) -> np.ndarray:
+        """As many as a case would have given that was in every window: rising, though not by one where it was not."""
+        epochs, offsets = np.divmod(positions, self.samples_per_epoch)
+        numbers, places = np.divmod(offsets, self.pass_length)
+        passes = -(-self.samples_per_epoch // self.pass_length)
+        turns: np.ndarray = (epochs * passes + numbers) * self.samples_per_case + places % self.samples_per_case
+        return turns
 
 
 @functools.lru_cache(maxsize=8)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from fasttrain.augment import Augmenter, Chances, Draws
-from fasttrain.batches.crop import CaseCentres, CentreTables, cut
+from fasttrain.batches.crop import CaseCentres, CentreTables, SliceOf, cut_patch
 from fasttrain.batches.order import Order
+from fasttrain.batches.slices import SliceTurns
 from fasttrain.recipe import Recipe
 from fasttrain.samples import CaseSource
 
@@ -56,18 +57,24 @@ class PatchMaker:
         self.source = source
         self.order = order
         self.patch = recipe.patch
+        self.reach = recipe.reach
         self.batch_size = recipe.training.batch_size
-        self.channels = recipe.stored_channels
+        self.channels = recipe.patch_channels
+        self.neighbours = recipe.neighbours
         self.shaded = len(recipe.data.channels)
         self.label_type = LABEL_TYPES[recipe.task_facts.label_bytes]
-        self.augmenter = Augmenter(recipe.augment, self.shaded, recipe.left_right_axis, recipe.sides)
+        self.augmenter = Augmenter(
+            recipe.augment, self.shaded, recipe.left_right_axis, recipe.sides, depth=recipe.depth
+        )
+        slices = recipe.data.slices
+        self._turns = None if slices is None else SliceTurns(order.seed, slices.keep_empty)
 
     def draw(self, first_position: int, tables: CentreTables) -> Drawn:
         """What `make` draws for the batch at a position, from the tables of all cases; cuts nothing."""
         positions = self._positions(first_position)
         chances = Chances(self.order.seed, positions)
         cases = self.order.cases_at(positions)
-        corners = tables.corners(cases, self.patch, chances)
+        corners = tables.corners(cases, self.patch, chances, self._slices(cases, positions))
         return Drawn(cases, corners, self._augmentation(chances), tuple(positions.tolist()))
 
     def make(self, first_position: int) -> RawBatch:
@@ -79,20 +86,30 @@ class PatchMaker:
         label = torch.empty((self.batch_size, 1, *self.patch.size), dtype=self.label_type)
         names: list[str] = []
         # Patches of one case stand together; one volume is held at a time
-        for index, run in groupby(self.order.cases_at(positions).tolist()):
+        cases = self.order.cases_at(positions)
+        for index, run in groupby(cases.tolist()):
             sample = self.source[index]
             rows = slice(len(names), len(names) + len(list(run)))
             assert sample.label is not None
             tables = CentreTables((CaseCentres.of(sample),))
-            corners = tables.corners(np.zeros(rows.stop - rows.start, np.int64), self.patch, chances[rows])
+            slices = self._slices(cases[rows], positions[rows])
+            corners = tables.corners(np.zeros(rows.stop - rows.start, np.int64), self.patch, chances[rows], slices)
             for row, corner in enumerate(corners.tolist(), rows.start):
-                image[row].copy_(cut(sample.image, corner, self.patch.size))
-                label[row].copy_(cut(sample.label, corner, self.patch.size))
+                image[row].copy_(cut_patch(sample.image, corner, self.patch.size, self.neighbours))
+                label[row].copy_(cut_patch(sample.label, corner, self.patch.size))
                 names.append(sample.name)
         return RawBatch(image, label, self._augmentation(chances), tuple(positions.tolist()), tuple(names))
 
     def _positions(self, first: int) -> np.ndarray:
         return np.arange(first, first + self.batch_size, dtype=np.int64)
+
+    def _slices(self, cases: np.ndarray, positions: np.ndarray) -> SliceOf | None:
+        """Where the samples of these cases at `positions` come from in volumes that are cut into slices."""
+        turns = self._turns
+        if turns is None:
+            return None
+        numbers = self.order.turns_at(positions)
+        return lambda rows, filled: turns.at(cases[rows], numbers[rows], filled)
 
     def _augmentation(self, chances: Chances) -> Draws:
         return self.augmenter.draw(len(self.patch.size), self.shaded, chances)

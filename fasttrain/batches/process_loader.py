@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import multiprocessing.queues
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,8 +22,8 @@ from fasttrain.batches.thread_loader import NothingYet
 from fasttrain.batches.whereabouts import begin_as
 from fasttrain.batches.worker_watch import LOST_BATCH
 from fasttrain.errors import MachineError
+from fasttrain.own_process import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _SECONDS_TO_END = 10.0
 _TIMED_OUT = "DataLoader timed out"
@@ -179,7 +177,8 @@ def _begin_worker(number: int) -> None:
     for one in _TRAINERS_SIGNALS:
         signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TRAINERS_SIGNALS)
-    _end_with_parent()
+    # Elsewhere than on Linux torch's own watchdog does it, which needs seconds
+    end_with_parent()
     begin_as(number)
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_for_a_lost_batch)  # type: ignore[attr-defined]
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -189,10 +188,3 @@ def _begin_worker(number: int) -> None:
 def _end_for_a_lost_batch(_error: BaseException, _message: Any) -> None:
     """In place of the traceback that the sending thread would print before it goes on without the batch."""
     os._exit(LOST_BATCH)
-
-
-def _end_with_parent() -> None:
-    """Asks Linux to kill this worker when the trainer dies, however it dies; elsewhere torch's own watchdog needs seconds."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -62,7 +62,7 @@ class ResidentSource:
         """The next batch's boxes are copied while this one's step runs."""
         self._end_boxes()
         boxes = self._boxes = BoxStream(self.maker, resident, first_position, self._threads)
-        slots = DeviceSlots(resident, self.maker.batch_size, tuple(self.maker.patch.size))
+        slots = DeviceSlots(resident, self.maker.batch_size, self.maker.reach)
         coming = slots.begin(next(boxes))
         while True:
             self.waited_for = not boxes.ready
@@ -87,14 +87,16 @@ class ResidentSource:
         return tuple(resident.names[case] for case in drawn.cases.tolist())
 
     def _batch(self, resident: Resident, drawn: Drawn, names: tuple[str, ...]) -> Batch:
-        size, augmenter = self.maker.patch.size, self.maker.augmenter
+        size, augmenter, depth = self.maker.patch.size, self.maker.augmenter, 2 * self.maker.neighbours + 1
         matrix, bent = augmenter.linear(drawn.draws, len(drawn.cases), size, self.device)
         displacement = None
         if bent is not None:
             displacement = bent.field.new_zeros((len(drawn.cases), *bent.field.shape[1:]))
             displacement[sent(bent.rows, self.device)] = bent.field
             displacement = _in_three(displacement)
-        numbers = sent(torch.from_numpy(_numbers(drawn, matrix)), self.device)
+            if depth > 1:
+                displacement = displacement.repeat_interleave(depth, 0)
+        numbers = sent(torch.from_numpy(self._of_slices(resident, _numbers(drawn, matrix))), self.device)
         image, label = cut(
             resident.volumes,
             numbers[:, 0],
@@ -106,15 +108,32 @@ class ResidentSource:
         if len(size) < AXES:
             image, label = image.squeeze(2), label.squeeze(2)
         image = augmenter.apply_intensity(image, drawn.draws)
+        if depth > 1:
+            image = image.unflatten(0, (-1, depth)).flatten(1, 2)
+            label = label.unflatten(0, (-1, depth))[:, self.maker.neighbours]
         return Batch(image, augmenter.with_sides(label, drawn.draws), drawn.positions, names)
+
+    def _of_slices(self, resident: Resident, numbers: np.ndarray) -> np.ndarray:
+        """A row of `_numbers` for each slice of a sample: its own and its neighbours, none beyond the ends of the volume."""
+        neighbours = self.maker.neighbours
+        if not neighbours:
+            return numbers
+        on_device = numbers[:, 0] < len(resident)
+        last = np.where(on_device, resident.tables.shapes[numbers[:, 0] * on_device, 0] - 1, 2 * neighbours)
+        # A box holds the slices of a patch alone, its own in the middle
+        first = np.where(on_device, numbers[:, 1], neighbours)
+        slices = np.clip(first[:, None] + np.arange(-neighbours, neighbours + 1), 0, last[:, None])
+        repeated = np.repeat(numbers, 2 * neighbours + 1, axis=0)
+        repeated[:, 1] = slices.reshape(-1)
+        return repeated
 
 
 def _numbers(drawn: Drawn, matrix: torch.Tensor) -> np.ndarray:
     """int32 [sample, 13]: the case, the first voxel, and the bits of the matrix, all in three axes."""
-    count, dimensions = drawn.corners.shape
+    (count, axes), dimensions = drawn.corners.shape, matrix.shape[-1]
     numbers = np.zeros((count, _NUMBERS), dtype=np.int32)
     numbers[:, 0] = drawn.cases
-    numbers[:, 1 + AXES - dimensions : 1 + AXES] = drawn.corners
+    numbers[:, 1 + AXES - axes : 1 + AXES] = drawn.corners
     whole = np.broadcast_to(np.eye(AXES, dtype=np.float32), (count, AXES, AXES)).copy()
     whole[:, AXES - dimensions :, AXES - dimensions :] = matrix.numpy()
     numbers[:, 1 + AXES :] = whole.reshape(count, -1).view(np.int32)

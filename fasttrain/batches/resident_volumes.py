@@ -73,7 +73,7 @@ def slot_bytes(recipe: Recipe) -> int:
 
 def box_bytes(recipe: Recipe) -> int:
     """What the boxes of one batch take, on the device as in pinned memory."""
-    return recipe.training.batch_size * math.prod(recipe.patch.size) * voxel_bytes(recipe)
+    return recipe.training.batch_size * math.prod(recipe.reach) * voxel_bytes(recipe)
 
 
 def fill(
@@ -149,7 +149,7 @@ class _Room:
         self.channels = recipe.stored_channels
         self.used = 0
         self._boxes = DEVICE_SLOTS * recipe.training.batch_size
-        self._patch = in_three_axes(tuple(recipe.patch.size))
+        self._patch = in_three_axes(recipe.reach)
         self._dtype = _DTYPES[recipe.data.storage_dtype]
         self._label_type = LABEL_TYPES[recipe.task_facts.label_bytes]
         self._item_bytes = voxel_bytes(recipe)

@@ -31,6 +31,7 @@ class Part(str, Enum):
 
     validation = "validation"
     test = "test"
+    training = "training"
 
 
 def evaluate_command(
@@ -60,7 +61,7 @@ def evaluate_command(
             return stop.exit_code
         finally:
             view.close()
-    names = trained.recipe.data.class_names
+    names = trained.recipe.data.scored_names
     if isinstance(scores.summary, DoseSummary):
         doses = [score for score in scores.cases if isinstance(score, DoseScore)]
         if json:

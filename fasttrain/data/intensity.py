@@ -49,12 +49,15 @@ class _ZScore:
 
     def __init__(self, spec: ZScoreIntensity) -> None:
         self.nonzero = spec.nonzero
+        self.lowest = spec.background == "lowest"
 
     def __call__(self, image: torch.Tensor) -> None:
         for channel in image.numpy():
             self._scale(channel)
 
     def _scale(self, channel: np.ndarray) -> None:
+        if self.nonzero and self.lowest:
+            self._clear_lowest(channel)
         count = sum(values.size for values in self._counted(channel))
         if not count:
             return
@@ -69,6 +72,11 @@ class _ZScore:
             part = channel[rows]
             scaled = (part - np.float64(mean)) / np.float64(std)
             np.copyto(part, scaled, casting="same_kind", where=part != 0 if self.nonzero else True)
+
+    @staticmethod
+    def _clear_lowest(channel: np.ndarray) -> None:
+        """Moves values so that 0 is the lowest of them: the background, which none of the others can be taken for."""
+        channel -= channel.min()
 
     def _counted(self, channel: np.ndarray) -> Iterator[np.ndarray]:
         """The voxels that count, slab by slab, in the order of their indices."""

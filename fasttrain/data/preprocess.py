@@ -14,18 +14,18 @@ from fasttrain.data.intensity import intensity_step
 from fasttrain.data.openkbp import affine_of, read_patient
 from fasttrain.data.reading import FLOAT16_LIMIT, read_image, read_label
 from fasttrain.data.resample import resample
-from fasttrain.data.volumes import SAME_SPACING_MM, axes_along
+from fasttrain.data.volumes import SAME_SPACING_MM, axes_along, slices_first
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
 from fasttrain.recipe.recipe import Recipe
-from fasttrain.samples import Case, Grid, Sample
+from fasttrain.samples import IGNORED, Case, Grid, Sample
 
 _Moved = tuple[list[torch.Tensor], np.ndarray]
 """Image and label [channel, *spatial] and their common affine."""
 
 
 class Preprocess:
-    """Case → record: read, orient, resample, scale intensities, crop to the foreground, pad, find centres, cast.
+    """Case → record: read, orient, resample, scale intensities, crop to the foreground, slice, pad, find centres, cast.
 
     With `training=False` volumes are not padded to the patch and no centres are sought: sliding windows pad by themselves.
     Holds no state that a call changes, so threads and worker processes may share it. Moving voxels is done here, since MONAI's
@@ -37,7 +37,8 @@ class Preprocess:
         self.data: DataSpec = data
         self.recipe_name = recipe.name
         self.patch = recipe.patch
-        self.dimensions = recipe.dimensions
+        self.box = recipe.box
+        self.dimensions = recipe.volume_dimensions
         self.training = training
         self.task = recipe.task
         self._scale = intensity_step(data.intensity)
@@ -55,9 +56,11 @@ class Preprocess:
         if self._scale is not None:
             self._scale(self._of_files(steps[0]))
         steps, affine = self._cropped(steps, affine)
+        steps, affine = self._sliced(steps, affine)
         record: dict[str, Any] = {"name": case.name, "centres": [], "background_centres": None}
         if self.training:
             seen = tuple(steps[0].shape[1:])
+            record["filled"] = self._filled(steps)
             centres, background = self._centres(steps)
             steps, affine, before = self._padded(steps, affine)
             padded = tuple(steps[0].shape[1:])
@@ -84,6 +87,7 @@ class Preprocess:
             label=record["label"],
             centres=tuple(record["centres"]),
             background_centres=record["background_centres"],
+            filled=record.get("filled"),
             grid=Grid(tuple(record["shape"]), record["affine"].numpy()),
             source_grid=Grid(tuple(record["source_shape"]), record["source_affine"].numpy()),
         )
@@ -169,6 +173,22 @@ class Preprocess:
             spans.append(slice(begin[-1], min(int(hits[-1]) + 1 + spec.margin, length)))
         return [step[tuple(spans)] for step in steps], _begun_at(affine, begin)
 
+    def _sliced(self, steps: list[torch.Tensor], affine: np.ndarray) -> _Moved:
+        """With the axis across which `data.slices` cuts first, so that each slice lies together in memory."""
+        if self.data.slices is None:
+            return steps, affine
+        order = slices_first(affine, self.data.slices.axis)
+        return [_turned(step, order, ()) for step in steps], affine[:, [*order, 3]]
+
+    def _filled(self, steps: list[torch.Tensor]) -> torch.Tensor | None:
+        """Which slices hold a class, uint8 [slice]; None of a volume that is not sliced or has no label."""
+        if self.data.slices is None or len(steps) < 2:
+            return None
+        label = steps[1].numpy()[0]
+        # A sum of what is no background would count ignored voxels
+        holds = [bool(((one > 0) & (one != IGNORED)).any()) for one in label]
+        return torch.tensor(holds, dtype=torch.uint8)
+
     def _centres(self, steps: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Found before padding, so that no padded voxel counts as background."""
         above = self.patch.background_above
@@ -186,7 +206,7 @@ class Preprocess:
         self, steps: list[torch.Tensor], affine: np.ndarray
     ) -> tuple[list[torch.Tensor], np.ndarray, tuple[int, ...]]:
         """Filled with zeros to the patch on both sides, where a volume is smaller, and how many voxels came before it."""
-        shape, size = tuple(steps[0].shape[1:]), self.patch.size
+        shape, size = tuple(steps[0].shape[1:]), self.box
         before = tuple(max(wanted - length, 0) // 2 for length, wanted in zip(shape, size, strict=True))
         whole = tuple(max(pair) for pair in zip(shape, size, strict=True))
         if whole == shape:

@@ -222,7 +222,7 @@ def check_channels(path: Path, shape: tuple[int, ...], found: int, data: DataSpe
             f"{_text((*shape[:axis], *shape[axis + 1 :], 1))}"
         )
     elif len(shape) == 3 and found > 1:
-        remedy += ", or give patch.size three values if it is a volume"
+        remedy += ", or if it is a volume give patch.size three values or cut it with data.slices"
     elif len(shape) > 3 and shape[0] == expected:
         remedy = "channels are stored last, and here they seem to come first, so move that axis to the end"
     raise DataError(

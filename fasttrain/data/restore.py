@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,6 +26,29 @@ _STRAY_VOXELS = 1e-4
 """So little an axis may lean on others and still count as linked to one alone."""
 
 
+Decide = Callable[[torch.Tensor], torch.Tensor]
+"""From scores [channel, *spatial] to class indices [*spatial]."""
+
+
+def likeliest_class(scores: torch.Tensor) -> torch.Tensor:
+    """The class with the highest score; of equal ones the lower."""
+    return scores.argmax(dim=0)
+
+
+def drawn_regions(written: Sequence[int]) -> Decide:
+    """For probabilities of regions that may overlap: a voxel becomes the class `written` of the last region that is likelier
+    there than not, and background where none is.
+    """
+
+    def decide(scores: torch.Tensor) -> torch.Tensor:
+        classes = torch.zeros(scores.shape[1:], dtype=torch.uint8, device=scores.device)
+        for region, class_index in zip(scores, written, strict=True):
+            classes.masked_fill_(region > 0.5, class_index)
+        return classes
+
+    return decide
+
+
 def to_source_grid(
     values: torch.Tensor, grid: Grid, source_grid: Grid, mode: Literal["linear", "nearest"], fill: float
 ) -> torch.Tensor:
@@ -45,19 +68,21 @@ def to_source_grid(
     return out
 
 
-def class_map_in_source_grid(probabilities: torch.Tensor, grid: Grid, source_grid: Grid) -> torch.Tensor:
-    """The likeliest class of each source voxel, uint8 [*source_grid.shape], from [class, *grid.shape] scores.
+def class_map_in_source_grid(
+    probabilities: torch.Tensor, grid: Grid, source_grid: Grid, decide: Decide = likeliest_class
+) -> torch.Tensor:
+    """The class of each source voxel, uint8 [*source_grid.shape], from [class, *grid.shape] scores, by default the likeliest.
 
     Scores are interpolated and compared on slabs, so that no float volume of the source's size is ever held; ties go to the
     lower class. Voxels outside `grid` (cropped away) are background.
     """
-    growing = GrowingClassMap(grid.shape, probabilities.device, grid, source_grid)
+    growing = GrowingClassMap(grid.shape, probabilities.device, grid, source_grid, decide)
     growing.add(0, 0, probabilities)
     return growing.finished()
 
 
 class GrowingClassMap:
-    """The likeliest class of each voxel, made of scores that come in order along one axis.
+    """The class of each voxel as `decide` has it, made of scores that come in order along one axis.
 
     Without `source_grid` on the scores' own grid, of `shape`; else brought to that of the file, as by `class_map_in_source_grid`.
     Where the two are linked axis by axis, as preprocessing leaves them, no more scores are held than resampling reads again;
@@ -65,9 +90,15 @@ class GrowingClassMap:
     """
 
     def __init__(
-        self, shape: tuple[int, ...], device: torch.device, grid: Grid | None = None, source_grid: Grid | None = None
+        self,
+        shape: tuple[int, ...],
+        device: torch.device,
+        grid: Grid | None = None,
+        source_grid: Grid | None = None,
+        decide: Decide = likeliest_class,
     ) -> None:
         self.shape = shape
+        self._decide = decide
         self._source_grid = source_grid
         self._moves: AxisMoves | None = None
         self._link: _Link | None = None
@@ -86,9 +117,9 @@ class GrowingClassMap:
         """Takes the scores [class, *spatial] of the planes from `begin` on along spatial `axis`; keeps no view of them."""
         planes = probabilities.shape[axis + 1]
         if self._link is None:
-            self._map.narrow(axis, begin, planes).copy_(probabilities.argmax(dim=0))
+            self._map.narrow(axis, begin, planes).copy_(self._decide(probabilities))
         elif planes == self.shape[axis]:
-            self._link.classes(probabilities, self._map)
+            self._link.classes(probabilities, self._map, self._decide)
         elif (along := self._link.source_axis(axis)) is None:
             self._keep_all(axis, begin, probabilities, self._link)
         else:
@@ -106,7 +137,7 @@ class GrowingClassMap:
         planes = probabilities.shape[axis + 1]
         self._held.narrow(axis + 1, begin, planes).copy_(probabilities)
         if begin + planes == self.shape[axis]:
-            link.classes(self._held, self._map)
+            link.classes(self._held, self._map, self._decide)
             self._held = None
 
     def _fill(self, axis: int, along: int, probabilities: torch.Tensor, link: _Link) -> None:
@@ -120,7 +151,7 @@ class GrowingClassMap:
             if link.linear[axis, along] < 0:
                 first, last = len(highest) - ready, len(highest) - self._filled
             part = link.part(axis, self._held_begin, held.shape[axis + 1], along, first, last)
-            part.classes(held, self._map.narrow(along, first, last - first))
+            part.classes(held, self._map.narrow(along, first, last - first), self._decide)
             self._filled = ready
         wanted = int(lowest[ready]) if ready < len(lowest) else end
         left = max(end - wanted, 0)
@@ -211,15 +242,14 @@ class _Link:
             shape=cut(self.shape, axis, planes),
         )
 
-    def classes(self, scores: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes the likeliest class of each source voxel into `out`."""
+    def classes(self, scores: torch.Tensor, out: torch.Tensor, decide: Decide) -> None:
+        """Writes the class of each source voxel into `out`."""
         scores = scores.to(torch.float32)
         voxels = min(_SLAB_VOXELS, _SLAB_VALUES // len(scores))
         if scores.device.type == "cuda":
             voxels *= _GPU_SLABS
         for span, places, outside in _slabs(self, scores.device, voxels):
-            likeliest = _sample(scores, places, "linear").argmax(dim=0)
-            out[span] = likeliest.masked_fill_(outside, 0)
+            out[span] = decide(_sample(scores, places, "linear")).masked_fill_(outside, 0)
 
 
 def _slabs(link: _Link, device: torch.device, voxels: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:

@@ -20,6 +20,8 @@ MOST_VOXELS = 2**36
 _MOST = 10**9
 _LETTERS = ("LR", "PA", "IS")
 """Of each axis of RAS, the one against it first."""
+_PLANES = ("sagittal", "coronal", "axial")
+"""Slices across each axis of RAS."""
 CENTRES_PER_CLASS = 10_000
 """More would not change the spread of crops, but would outweigh small volumes in memory."""
 ITEM_BYTES = {"float32": 4, "float16": 2}
@@ -44,13 +46,35 @@ def sample_bytes(
 
 
 def preprocessed_shape(
-    shape: tuple[int, ...], affine: np.ndarray, spacing: Sequence[float] | None, orientation: str | None
+    shape: tuple[int, ...],
+    affine: np.ndarray,
+    spacing: Sequence[float] | None,
+    orientation: str | None,
+    slices: str | int | None = None,
 ) -> tuple[int, ...]:
-    """The shape [*spatial] of a volume after orientation and resampling, before any crop or padding."""
+    """The shape [*spatial] of a volume after orientation and resampling, before any crop or padding.
+
+    slices: the axis across which it is cut (`data.slices.axis`), which then comes first.
+    """
     order, _ = axes_along(affine, len(shape), orientation)
     picks = _picked(shape, affine, spacing, orientation)
     lengths = [picks[axis][1] for axis in range(len(shape))] if picks else list(shape)
+    if slices is not None:
+        order = [order[axis] for axis in slices_first(affine[:, [*order, 3]], slices)]
     return tuple(lengths[axis] for axis in order)
+
+
+def slices_first(affine: np.ndarray, across: str | int) -> list[int]:
+    """The order of a volume's axes in which its slices across an axis lie behind one another.
+
+    across: `sagittal`, `coronal` or `axial`, the axis nearest to the patient's, or its number. Where the axes run along none of
+    the patient's, they are taken to be R, A and S.
+    """
+    first = across
+    if isinstance(first, str):
+        own, wanted = directions(affine), _PLANES.index(first)
+        first = wanted if own is None else [int(end) for end in own[:, 0]].index(wanted)
+    return [first, *(axis for axis in range(3) if axis != first)]
 
 
 def picked_indices(

@@ -25,21 +25,22 @@ from fasttrain.samples import Case
 
 def evaluate(
     run: TrainedRun,
-    part: Literal["validation", "test"],
+    part: Literal["validation", "test", "training"],
     data: Path | None,
     progress: Callable[[int, int], None],
     stop: StopRequest,
     within: WithinTold | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Scores:
-    """Scores the cases of a part of the run's split, as the run's own validation does.
+    """Scores the cases of a part of the run's split, as the run's own validation does; of those that it was trained on the scores
+    say how well it fits them, and no more.
 
     data: the folder of the set where it is no longer where the run found it. within: hears of the windows of large cases.
     warn: hears which faulty cases are left out, where the recipe says so. Raises RecipeError where that part is empty, DataError
     with all faults of all its cases, Stopped where a stop was asked for.
     """
     recipe = run.recipe
-    if isinstance(run.predictor, Ensemble) and part == "validation":
+    if isinstance(run.predictor, Ensemble) and part != "test":
         raise RecipeError(
             f"{run.folder.path} holds all folds, and each case was trained on by all networks but one; its summary.json has the "
             f"honest scores. Evaluate one fold ({run.folder.fold(0)}), or --part test"
@@ -47,7 +48,7 @@ def evaluate(
     root = data if data is not None else run.data_root
     found = cases_for(recipe.data, root)
     split = split_cases(found.every, recipe.data.split)
-    cases = split.validation if part == "validation" else split.test
+    cases = split.parts[part]
     if not cases:
         raise RecipeError(f"{run.folder.path}: data.split has no {part} cases")
     cases = _sound(cases, root, recipe, found.faults, stop, warn)

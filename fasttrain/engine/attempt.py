@@ -66,7 +66,8 @@ class Attempt:
         epoch = int(saved.state["progress"]["epoch"]) if saved is not None else 0
         told = lambda text, level: session.emit(Message(text, level))  # noqa: E731
         progress = _case_progress(session)
-        self.assembly = build(recipe, prepared.plan, hardware, prepared.split, progress, told, epoch, session.enter)
+        split, ahead = prepared.split, prepared.ahead
+        self.assembly = build(recipe, prepared.plan, hardware, split, progress, told, epoch, session.enter, ahead)
         SEEN.forget()
         if self.going is not None:
             self.going.take_up(self.assembly, prepared, session.emit)

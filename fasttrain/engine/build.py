@@ -9,6 +9,7 @@ import torch
 
 from fasttrain.batches import LoaderSource, Loading, Order, Resident, ResidentSource, WindowOrder
 from fasttrain.data.caches import SmartCache, Told
+from fasttrain.data.made_ahead import MadeAhead
 from fasttrain.data.splits import Split
 from fasttrain.engine.checkpointing import checkpoint_blocks
 from fasttrain.engine.opening import CaseProgress, open_all
@@ -23,7 +24,7 @@ from fasttrain.engine.step import Step, unpacking
 from fasttrain.engine.trainer import Trainer
 from fasttrain.engine.validating.inference import Predictor
 from fasttrain.engine.validating.validation import Validator
-from fasttrain.losses import build_loss
+from fasttrain.losses import loss_of
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import Hardware
@@ -82,13 +83,14 @@ def build(
     told: Told,
     epoch: int = 0,
     entered: Callable[[str], None] = lambda phase: None,
+    ahead: MadeAhead | None = None,
 ) -> Assembly:
     """Reads and checks every case, then puts the parts together for a run that goes on in `epoch` (from 0).
 
-    `told` hears what a cache has to say, `entered` which phase begins. Raises DataError with every faulty case.
+    `told` hears what a cache has to say, `entered` which phase begins; `ahead` has volumes that were begun. Raises DataError with every faulty case.
     """
     entered(FILLING)
-    training, validation = open_all(recipe, plan, split, hardware, progress, told, epoch)
+    training, validation = open_all(recipe, plan, split, hardware, progress, told, epoch, ahead)
     entered(BUILDING)
     predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last, plan.fused_layers), hardware)
     network, average = predictor.network, recipe.training.ema
@@ -99,7 +101,7 @@ def build(
         checkpoint_blocks(network)
     step = Step(
         network,
-        build_loss(recipe.loss, recipe.data.ignore_label is not None, plan.fused_layers).to(hardware.torch_device),
+        loss_of(recipe, plan.fused_layers).to(hardware.torch_device),
         build_optimizer(recipe.optimizer, network.parameters(), plan.fused_optimizer),
         predictor.precision,
         recipe.training.accumulate,

@@ -177,7 +177,7 @@ def _case_scores(fit: Fit | None) -> dict[str, dict[str, float | None]]:
     """The scores of each case, of the last validation."""
     if fit is None or fit.last_scores is None:
         return {}
-    return fit.last_scores.by_case(fit.recipe.data.class_names)
+    return fit.last_scores.by_case(fit.recipe.data.scored_names)
 
 
 def _former_scores(folder: RunFolder, saved: ReadCheckpoint | None) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class _Folds:
 
 def _pooled(cases: dict[str, dict[str, float | None]], recipe: Recipe) -> tuple[float | None, dict[str, Any]]:
     """The headline figure over the cases of all folds, and what else the summary says of them."""
-    names = recipe.data.class_names
+    names = recipe.data.scored_names
     if recipe.task == "dose":
         columns = {
             key: [value for scores in cases.values() if (value := scores.get(key)) is not None]

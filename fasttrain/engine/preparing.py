@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ from typing import Any
 from fasttrain.data.caches import build_bytes, estimate_bytes
 from fasttrain.data.finding import cases_for
 from fasttrain.data.location import data_root
-from fasttrain.data.reading_ahead import reading_ahead
+from fasttrain.data.made_ahead import MadeAhead, can_make_ahead
+from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.seen_files import SEEN
 from fasttrain.data.sources.unlabelled import channel_suffixes
 from fasttrain.data.splits import Split
@@ -30,7 +29,7 @@ from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import StorageError
 from fasttrain.machine.collector import collector_at_rest
 from fasttrain.machine.cudnn import slow_cudnn
-from fasttrain.machine.hardware import Hardware, environment_record, passed_over, survey
+from fasttrain.machine.hardware import GIB, Hardware, environment_record, passed_over, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
@@ -40,6 +39,9 @@ from fasttrain.telemetry.tensorboard import require_tensorboard
 _CPUS_FOR_THE_PLAN = 2
 _READ_WHOLE = ("auto", "memory", "gpu")
 """Kinds of cache for which every case is read at the start."""
+_WORTH_PROCESSES_BYTES = 16 << 20
+_SHARE_AHEAD = 2
+"""One part in so many of the free memory may be taken by volumes that are made ahead, and by making them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Prepared:
     """A run that is decided but not begun: everything that `--dry-run` shows.
 
     `split` holds sound cases alone; skipped: {case name: faults} of those that `data.bad_cases: skip` left out of it;
-    contents: {case name: digest of its voxels and grid}.
+    contents: {case name: digest of its voxels and grid}; ahead: volumes that were begun beside the plan, to be closed.
     """
 
     recipe: Recipe
@@ -58,6 +60,7 @@ class Prepared:
     outline: Outline
     skipped: dict[str, tuple[str, ...]] = field(default_factory=dict)
     contents: dict[str, str] = field(default_factory=dict)
+    ahead: MadeAhead | None = None
 
 
 @dataclass(frozen=True)
@@ -83,22 +86,30 @@ def prepare(
     former_device: str | None = None,
     stop: StopRequest | None = None,
     ended: Callable[[str], None] = lambda part: None,
+    opened: Callable[[Split], Split] | None = None,
 ) -> Prepared:
     """Finds cases, parts them, checks every one, looks at the machine and decides the plan.
 
     `former` is the plan of the run that goes on here: cases that were left out when it began stay out. Nothing is written but a
     phantom's data and, in fasttrain's cache folder, what the check found, also where `stop` ends it. `ended` hears which part of
-    the start is over (`start_clock.PARTS`). Raises RecipeError,
+    the start is over (`start_clock.PARTS`). `opened` says which cases will be opened next: their volumes are begun while a GPU
+    is measured, and whoever takes the result closes its `ahead`. Raises RecipeError,
     DataError (with all faults of all cases, unless the recipe leaves such cases out), MachineError, and Stopped.
     """
     looked = look(recipe, data, device, emit, former, stop, ended)
-    with explaining(recipe), _reading_ahead(looked):
-        plan = make_plan(recipe, looked.hardware, looked.sizes, former, former_device, emit)
     SEEN.stop_keeping()
-    if (slow := slow_convolutions(recipe, looked.hardware, plan)) is not None:
-        emit(Message(slow, "warning"))
+    ahead = _made_ahead(looked, opened(looked.split)) if opened is not None else None
+    try:
+        with explaining(recipe):
+            plan = make_plan(recipe, looked.hardware, looked.sizes, former, former_device, emit)
+        if (slow := slow_convolutions(recipe, looked.hardware, plan)) is not None:
+            emit(Message(slow, "warning"))
+    except BaseException:
+        if ahead is not None:
+            ahead.close()
+        raise
     return Prepared(
-        recipe, looked.hardware, looked.root, looked.split, plan, looked.outline, looked.skipped, looked.contents
+        recipe, looked.hardware, looked.root, looked.split, plan, looked.outline, looked.skipped, looked.contents, ahead
     )
 
 
@@ -143,14 +154,24 @@ def look(
     return Looked(recipe, hardware, root, split, outline, sizes, skipped, contents)
 
 
-def _reading_ahead(looked: Looked) -> AbstractContextManager[None]:
-    """A scope in which the files that fill the cache are read while the GPU is measured. On a CPU it would slow what is measured
-    there, and other kinds of cache may hold the volumes already.
+def _made_ahead(looked: Looked, split: Split) -> MadeAhead | None:
+    """Volumes of the cache that are begun while the GPU is measured. On a CPU they would slow what is measured there, and other
+    kinds of cache may hold the volumes already.
     """
-    threads = looked.hardware.cpus - _CPUS_FOR_THE_PLAN
-    if not looked.hardware.on_gpu or threads < 1 or looked.recipe.data.cache.kind not in _READ_WHOLE:
-        return contextlib.nullcontext()
-    return reading_ahead([*looked.split.train, *looked.split.validation], threads)
+    recipe, hardware, sizes = looked.recipe, looked.hardware, looked.sizes
+    if not hardware.on_gpu or recipe.data.cache.kind not in _READ_WHOLE or not can_make_ahead():
+        return None
+    room = int(hardware.memory_free_gib * GIB) // _SHARE_AHEAD - sizes.cache_bytes
+    processes = min(hardware.cpus - _CPUS_FOR_THE_PLAN, room // max(sizes.build_bytes, 1))
+    if processes < 2 or sizes.cache_bytes < _WORTH_PROCESSES_BYTES:
+        return None
+    trained, validated = Preprocess(recipe), Preprocess(recipe, training=False)
+    work = [*((case, trained) for case in split.train), *((case, validated) for case in split.validation)]
+    try:
+        return MadeAhead(work, processes)
+    except OSError:
+        # No more descriptors or processes: volumes are made when they are asked for
+        return None
 
 
 def load_for_steps() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fasttrain.checkpoints import ReadCheckpoint
 from fasttrain.data.seen_files import SEEN
+from fasttrain.data.splits import Split
 from fasttrain.engine.attempt import Attempt, explained_in
 from fasttrain.engine.checkpoint_space import check_space
 from fasttrain.engine.ending import RunResult, end_run, end_spent, resume_line
@@ -75,8 +76,9 @@ def train(
         session.start.ended("import")
         with session.stop.at_rest():
             prepared = prepare(
-                resolved.recipe, root, device, session.emit, None, None, session.stop, session.start.ended
+                resolved.recipe, root, device, session.emit, None, None, session.stop, session.start.ended, _all_of
             )
+            session.ahead = prepared.ahead
         check_space(folder, resolved.recipe, prepared.outline.parameters)
         folder.create()
         session.stop.begun = True
@@ -143,9 +145,9 @@ def resume(
         session.start.ended("import")
         then = going.device_of_choices
         with session.stop.at_rest():
-            prepared = prepare(
-                going.resolved.recipe, root, chosen, session.emit, going.plan, then, session.stop, session.start.ended
-            )
+            recipe, ended = going.resolved.recipe, session.start.ended
+            prepared = prepare(recipe, root, chosen, session.emit, going.plan, then, session.stop, ended, _all_of)
+            session.ahead = prepared.ahead
         check_space(folder, going.resolved.recipe, prepared.outline.parameters)
         check_same_cases(going.plan["cases"], prepared.split, prepared.root)
         if (changed := changed_text(going.plan.get("case_contents", {}), prepared.contents)) is not None:
@@ -158,6 +160,11 @@ def resume(
         SEEN.forget()
         folder.release()
         session.close()
+
+
+def _all_of(split: Split) -> Split:
+    """A run opens every case of both parts."""
+    return split
 
 
 def _carry_out(
@@ -173,7 +180,7 @@ def _carry_out(
     """
     recipe, hardware = prepared.recipe, prepared.hardware
     saved = going.saved if going is not None else None
-    names = recipe.data.class_names
+    names = recipe.data.scored_names
     session.observers += [
         MetricsTable(folder.metrics, names, recipe.validation.hd95, recipe.task),
         EventLog(folder.events),

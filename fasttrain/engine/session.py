@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fasttrain.data.made_ahead import MadeAhead
 from fasttrain.engine.limits import Account, Limits, LimitTimer
 from fasttrain.engine.phases import BUILDING, FILLING, FIRST_STEP, TRAINING, Phases
 from fasttrain.engine.stop import StopRequest
@@ -17,7 +18,9 @@ _ENDED_BEFORE = {FILLING: "plan", BUILDING: "read", FIRST_STEP: "build", TRAININ
 
 @dataclass
 class Session:
-    """One stretch of a run, from a process's start to its end. `began` is in Unix seconds; earlier: the attempts before it."""
+    """One stretch of a run, from a process's start to its end. `began` is in Unix seconds; earlier: the attempts before it; ahead:
+    volumes that were begun before they are asked for.
+    """
 
     observers: list[Observer]
     stop: StopRequest
@@ -25,6 +28,7 @@ class Session:
     limits: Limits = field(default_factory=Limits)
     earlier: tuple[Attempt, ...] = ()
     phases: Phases = field(default_factory=Phases)
+    ahead: MadeAhead | None = None
     start: StartClock = field(init=False)
     account: Account = field(init=False)
 
@@ -49,7 +53,9 @@ class Session:
             self.start.ended(_ENDED_BEFORE[phase])
 
     def close(self) -> None:
-        """Ends every observer; limits bind no more."""
+        """Ends every observer and what was begun ahead; limits bind no more."""
+        if self.ahead is not None:
+            self.ahead.close()
         if self._timer is not None:
             self._timer.close()
         for observer in self.observers:

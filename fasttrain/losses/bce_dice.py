@@ -1,37 +1,41 @@
-"""Owns the weighted sum of soft Dice and binary cross-entropy, for networks with one output channel."""
+"""Owns the weighted sum of soft Dice and binary cross-entropy, for one foreground class or for regions."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fasttrain.losses.dice import soft_dice_loss
 from fasttrain.losses.membership import blanked, float32_scope, known_voxels, overlap_of, voxel_count
+from fasttrain.losses.overlap_loss import OverlapLoss
 from fasttrain.recipe.training_spec import BCEDiceLossSpec
 
 
-class BCEDiceLoss(nn.Module):
-    """Soft Dice of the sigmoid plus binary cross-entropy; equal to MONAI's `DiceCELoss(sigmoid=True)` on one channel."""
+class BCEDiceLoss(OverlapLoss):
+    """Soft Dice of sigmoids plus binary cross-entropy; equal to MONAI's `DiceCELoss(sigmoid=True)`.
 
-    def __init__(self, spec: BCEDiceLossSpec, ignores: bool = False) -> None:
-        super().__init__()
-        self.spec = spec
-        self.ignores = ignores
+    The one channel of data without regions is that of class 1.
+    """
+
+    spec: BCEDiceLossSpec
+    regions = ((1,),)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
-        """Float32 scalar from logits [batch, 1, *spatial] and class indices 0 and 1, [batch, 1, *spatial].
+        """Float32 scalar from logits [batch, region, *spatial] and class indices [batch, 1, *spatial].
 
-        Raises ValueError where the logits have more channels.
+        Raises ValueError where the logits have another number of channels.
         """
-        if logits.shape[1] != 1:
-            raise ValueError(f"bce_dice takes the sigmoid of one channel, found {logits.shape[1]}; use dice_ce")
+        channels = logits.shape[1]
+        if channels != len(self.regions):
+            wanted = "one channel" if len(self.regions) == 1 else f"{len(self.regions)} channels"
+            raise ValueError(f"bce_dice takes the sigmoid of {wanted}, found {channels}; use dice_ce for classes")
         with float32_scope(logits):
             known = known_voxels(label, self.ignores)
             logits = blanked(logits.float(), known)
-            members = label == 1
+            members = self.members(label, channels)
             sums = overlap_of(blanked(torch.sigmoid(logits), known), members, self.spec.squared)
             dice = soft_dice_loss(sums, self.spec)
             losses = F.binary_cross_entropy_with_logits(logits, members.float(), reduction="none")
-            cross_entropy = blanked(losses, known).sum() / voxel_count(losses, known)
+            cross_entropy = blanked(losses, known).sum() / (voxel_count(losses, known) * channels)
             return self.spec.dice_weight * dice + self.spec.bce_weight * cross_entropy

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fasttrain.losses.membership import float32_scope
-from fasttrain.losses.softmax_loss import SoftmaxLoss
+from fasttrain.losses.overlap_loss import OverlapLoss
 
 
-class CrossEntropyLoss(SoftmaxLoss):
+class CrossEntropyLoss(OverlapLoss):
     """Cross-entropy over all classes, the background among them."""
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:

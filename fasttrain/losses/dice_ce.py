@@ -6,11 +6,11 @@ from torch import Tensor
 
 from fasttrain.losses.dice import soft_dice_loss
 from fasttrain.losses.membership import float32_scope
-from fasttrain.losses.softmax_loss import SoftmaxLoss
+from fasttrain.losses.overlap_loss import OverlapLoss
 from fasttrain.recipe.training_spec import DiceCELossSpec
 
 
-class DiceCELoss(SoftmaxLoss):
+class DiceCELoss(OverlapLoss):
     """Soft Dice plus cross-entropy, which share one softmax and one map of the reference."""
 
     spec: DiceCELossSpec
@@ -19,5 +19,5 @@ class DiceCELoss(SoftmaxLoss):
         """Float32 scalar from logits [batch, class, *spatial] and class indices [batch, 1, *spatial]."""
         with float32_scope(logits):
             sums, cross_entropy = self.sums(logits, label, self.spec.squared, surprise=True)
-            dice = soft_dice_loss(sums.of_classes(self.spec.include_background), self.spec)
+            dice = soft_dice_loss(sums.of_classes(self.counts_all), self.spec)
             return self.spec.dice_weight * dice + self.spec.ce_weight * cross_entropy

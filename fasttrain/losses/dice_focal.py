@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fasttrain.losses.dice import soft_dice_loss
 from fasttrain.losses.membership import (
     blanked,
-    class_membership,
     counted,
     float32_scope,
     known_voxels,
     overlap_of,
     voxel_count,
 )
+from fasttrain.losses.overlap_loss import OverlapLoss
 from fasttrain.recipe.training_spec import DiceFocalLossSpec
 
 
@@ -37,13 +37,12 @@ def mean_sigmoid_focal(
     return blanked(losses, known).sum() / (voxel_count(losses, known) * losses.shape[1])
 
 
-class DiceFocalLoss(nn.Module):
-    """Soft Dice of the softmax plus the focal loss of each class's sigmoid, as MONAI's DiceFocalLoss pairs them."""
+class DiceFocalLoss(OverlapLoss):
+    """Soft Dice of the softmax plus the focal loss of each class's sigmoid, as MONAI's DiceFocalLoss pairs them; of regions both
+    are of the sigmoid.
+    """
 
-    def __init__(self, spec: DiceFocalLossSpec, ignores: bool = False) -> None:
-        super().__init__()
-        self.spec = spec
-        self.ignores = ignores
+    spec: DiceFocalLossSpec
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Float32 scalar from logits [batch, class, *spatial] and class indices [batch, 1, *spatial]."""
@@ -51,8 +50,8 @@ class DiceFocalLoss(nn.Module):
         with float32_scope(logits):
             known = known_voxels(label, self.ignores)
             logits = blanked(logits.float(), known)
-            members = counted(class_membership(label, logits.shape[1]), spec.include_background)
-            probabilities = blanked(counted(torch.softmax(logits, dim=1), spec.include_background), known)
+            members = counted(self.members(label, logits.shape[1]), self.counts_all)
+            probabilities = blanked(counted(self.probabilities(logits), self.counts_all), known)
             dice = soft_dice_loss(overlap_of(probabilities, members, spec.squared), spec)
-            focal = mean_sigmoid_focal(counted(logits, spec.include_background), members, known, spec.gamma, spec.alpha)
+            focal = mean_sigmoid_focal(counted(logits, self.counts_all), members, known, spec.gamma, spec.alpha)
             return spec.dice_weight * dice + spec.focal_weight * focal

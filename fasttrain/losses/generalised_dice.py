@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.losses.membership import float32_scope, safe_ratio
-from fasttrain.losses.softmax_loss import SoftmaxLoss
+from fasttrain.losses.overlap_loss import OverlapLoss
 from fasttrain.recipe.training_spec import GeneralisedDiceLossSpec
 
 
@@ -23,8 +23,8 @@ def class_weights(voxels: Tensor, weighting: str) -> Tensor:
     return torch.where(present, weights, weights.amax(dim=-1, keepdim=True))
 
 
-class GeneralisedDiceLoss(SoftmaxLoss):
-    """One Dice over all classes of the softmax, each weighted by its size (Sudre et al. 2017).
+class GeneralisedDiceLoss(OverlapLoss):
+    """One Dice over all classes of the softmax, or sigmoids of regions, each weighted by its size (Sudre et al. 2017).
 
     Equal to MONAI's `GeneralizedDiceLoss(softmax=True, to_onehot_y=True)` with `smooth_nr = smooth_dr = spec.smooth`.
     """
@@ -36,7 +36,7 @@ class GeneralisedDiceLoss(SoftmaxLoss):
         spec = self.spec
         with float32_scope(logits):
             sums, _ = self.sums(logits, label)
-            common, predicted, voxels = sums.of_classes(spec.include_background).over(spec.batch)
+            common, predicted, voxels = sums.of_classes(self.counts_all).over(spec.batch)
             weights = class_weights(voxels, spec.weighting)
             overlap = (weights * common).sum(-1)
             total = (weights * (predicted + voxels)).sum(-1)

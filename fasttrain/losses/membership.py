@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,22 @@ def class_membership(label: Tensor, classes: int) -> Tensor:
         )
     indices = torch.arange(classes, dtype=label.dtype, device=label.device)
     return label == indices.view(1, classes, *(1,) * (label.ndim - 2))
+
+
+def region_membership(label: Tensor, regions: Sequence[Sequence[int]], channels: int) -> Tensor:
+    """Bool [batch, region, *spatial] from indices [batch, 1, *spatial]: the voxels whose class a region holds.
+
+    Raises ValueError where a network's channels are not one a region.
+    """
+    if channels != len(regions):
+        raise ValueError(f"this loss takes the sigmoid of one channel a region, {len(regions)}, found {channels}")
+    maps = []
+    for first, *others in regions:
+        inside = label == first
+        for index in others:
+            inside |= label == index
+        maps.append(inside)
+    return torch.cat(maps, dim=1)
 
 
 def known_voxels(label: Tensor, ignores: bool) -> Tensor | None:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from fasttrain.recipe.slices import SlicesSpec
 from fasttrain.recipe.spec import (
     Float,
     FolderName,
@@ -156,10 +157,15 @@ class WindowIntensity(Spec):
 
 
 class ZScoreIntensity(Spec):
-    """Subtracts the mean and divides by the standard deviation, each image and channel by itself."""
+    """Subtracts the mean and divides by the standard deviation, each image and channel by itself.
+
+    `nonzero` counts and scales the voxels alone that are not background, and leaves the others 0: of images without a skull,
+    those of the brain. The `background` is 0, or the channel's lowest value (of images that were scaled before).
+    """
 
     kind: Literal["zscore"]
     nonzero: bool = False
+    background: Literal["zero", "lowest"] = "zero"
 
 
 class PercentileIntensity(Spec):
@@ -230,6 +236,8 @@ class DataSpec(Spec):
     of their channels, and doses are divided by `dose_scale` (Gy) before they are learnt. `label_map` (`{255: 1}`) first
     replaces values of the files, each once and all at the same time, by 0, a class or the ignore label. Voxels of
     `ignore_label` are neither a class nor background: losses and scores leave them out.
+    `regions` (`{whole: [1, 2, 3], core: [2, 3]}`) are sets of classes that may overlap: the network then answers a sigmoid a
+    region, regions are scored, and predictions are written as classes, later regions over earlier ones.
     Cases with faults are refused, all in one list, or left out (`bad_cases: skip`) once the cases are split, so that the folds
     stay what they are.
     Batches are made by `workers` processes or threads (`worker_kind`), each `prefetch_factor` batches ahead, wait in pinned
@@ -241,6 +249,7 @@ class DataSpec(Spec):
     channels: Annotated[tuple[str, ...], Field(min_length=1)]
     classes: Annotated[dict[Int, str], Field(min_length=1)]
     label_map: dict[Int, Int] = Field(default_factory=dict)
+    regions: dict[str, tuple[Int, ...]] = Field(default_factory=dict)
     ignore_label: Int | None = None
     dose_scale: PositiveFloat = 70.0
     split: SplitSpec
@@ -252,6 +261,7 @@ class DataSpec(Spec):
     bad_cases: Literal["refuse", "skip"] = "refuse"
     storage_dtype: Literal["float32", "float16"] = "float32"
     samples_per_case: PositiveInt = 1
+    slices: SlicesSpec | None = None
     cache: CacheSpec = CacheSpec()
     workers: Literal["auto"] | Annotated[Int, Field(ge=0, le=1024)] = "auto"
     prefetch_factor: Annotated[Int, Field(ge=1, le=1024)] = 2
@@ -268,6 +278,11 @@ class DataSpec(Spec):
     def class_values(self) -> tuple[int, ...]:
         """Label values by class index, as a label has them after `label_map`; class 0 is the background, value 0."""
         return (0, *sorted(self.classes))
+
+    @property
+    def scored_names(self) -> tuple[str, ...]:
+        """Names of what is scored: the regions where there are any, else as `class_names`."""
+        return tuple(self.regions) or self.class_names
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ def _note_origins(value: Any, path: Keys, origin: str, origins: dict[Keys, str])
             _note_origins(item, (*path, key), origin, origins)
 
 
-_WHOLE = (("data", "classes"), ("data", "label_map"))
+_WHOLE = (("data", "classes"), ("data", "label_map"), ("data", "regions"))
 """Tables whose keys are the user's: laid over each other they would mix two sets of labels."""
 
 

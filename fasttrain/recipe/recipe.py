@@ -14,10 +14,14 @@ from fasttrain.recipe.data_spec import (
     PercentileIntensity,
     PhantomSource,
     WindowIntensity,
+    ZScoreIntensity,
 )
+from fasttrain.recipe.label_faults import faults_of_labels
 from fasttrain.recipe.network_spec import DoseUNetSpec, Fault, MonaiNetworkSpec, NetworkSpec
+from fasttrain.recipe.regions import Regions, regions_of
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
-from fasttrain.recipe.spec import MOST, FolderName, Spec
+from fasttrain.recipe.slices import faults_of_slices
+from fasttrain.recipe.spec import FolderName, Spec
 from fasttrain.recipe.task import OPENKBP_LEFT_RIGHT, TASKS, Task
 from fasttrain.recipe.task_faults import faults_of_task
 from fasttrain.recipe.training_spec import (
@@ -55,6 +59,31 @@ class Recipe(Spec):
         return len(self.patch.size)
 
     @property
+    def volume_dimensions(self) -> int:
+        """Axes of the files: those of the patch, or 3 where it lies in a slice."""
+        return self.dimensions if self.data.slices is None else 3
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """The patch in the axes of a preprocessed volume, of whose slices it takes one."""
+        return (1,) * (self.volume_dimensions - self.dimensions) + tuple(self.patch.size)
+
+    @property
+    def neighbours(self) -> int:
+        """Slices on each side of a patch that it brings as further channels."""
+        return 0 if self.data.slices is None else self.data.slices.neighbours
+
+    @property
+    def depth(self) -> int:
+        """Slices that a patch is made of."""
+        return 2 * self.neighbours + 1
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """The voxels of a volume that a patch is made of: `box`, and as deep as its slice and its neighbours are."""
+        return (self.depth,) * (self.volume_dimensions - self.dimensions) + tuple(self.patch.size)
+
+    @property
     def task_facts(self) -> Task:
         """What the task is, where it is not a number of channels."""
         return TASKS[self.task]
@@ -66,13 +95,30 @@ class Recipe(Spec):
 
     @property
     def input_channels(self) -> int:
-        """Of the network: the channels of the files and, for a dose, one a structure."""
-        return len(self.data.channels) + (len(self.data.classes) if self.task == "dose" else 0)
+        """Of the network: the channels of the files, of each slice of a patch, and, for a dose, one a structure."""
+        return self.depth * len(self.data.channels) + (len(self.data.classes) if self.task == "dose" else 0)
+
+    @property
+    def patch_channels(self) -> int:
+        """Of a patch as it is cut and moved: the stored channels of each of its slices."""
+        return self.depth * self.stored_channels
 
     @property
     def output_channels(self) -> int:
-        """Of the network: one a class and the background, or a single one for a loss that takes a sigmoid of it; one dose."""
-        return 1 if self.loss.one_channel or self.task == "dose" else self.data.class_count
+        """Of the network: one a class and the background, or a single one for a loss that takes a sigmoid of it; one a region;
+        one dose.
+        """
+        return 1 if self.loss.one_channel and not self.data.regions else self.answer_channels
+
+    @property
+    def answer_channels(self) -> int:
+        """Of what windows are summed to: probabilities of all classes, or of regions; one dose."""
+        return 1 if self.task == "dose" else len(self.data.regions) or self.data.class_count
+
+    @property
+    def regions(self) -> Regions | None:
+        """What `data.regions` mean; None where classes exclude each other."""
+        return regions_of(self.data)
 
     @property
     def centre_lists(self) -> int:
@@ -103,8 +149,9 @@ class Recipe(Spec):
 def faults_across(recipe: Recipe) -> Iterator[Fault]:
     """What is wrong in a recipe whose every section is right by itself."""
     yield from _faults_of_data(recipe)
-    yield from _faults_of_labels(recipe.data)
+    yield from faults_of_labels(recipe.data)
     yield from faults_of_task(recipe)
+    yield from faults_of_slices(recipe)
     yield from _faults_of_network(recipe)
     yield from _faults_of_loss(recipe)
     yield from _faults_of_axes(recipe)
@@ -114,7 +161,7 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
 
 
 def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
-    data, dimensions = recipe.data, recipe.dimensions
+    data, dimensions = recipe.data, recipe.volume_dimensions
     for value in data.classes:
         if not 1 <= value <= 255:
             yield ("data", "classes", value), f"label values are whole numbers from 1 to 255, found {value}"
@@ -124,11 +171,15 @@ def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
         yield (
             ("data", "spacing"),
             f"has {counted(len(data.spacing), 'value')}, but patch.size has {dimensions}, {list(recipe.patch.size)}; give "
-            "both as many",
+            "both as many"
+            if data.slices is None
+            else f"has {counted(len(data.spacing), 'value')}, but data.slices are cut out of volumes, which have 3 axes; give 3",
         )
     intensity = data.intensity
     if isinstance(intensity, WindowIntensity | PercentileIntensity) and intensity.low >= intensity.high:
         yield ("data", "intensity", "low"), f"{intensity.low:g} is not below high, {intensity.high:g}"
+    if isinstance(intensity, ZScoreIntensity) and intensity.background != "zero" and not intensity.nonzero:
+        yield ("data", "intensity", "background"), "is left out by nonzero: true alone; set that too, or leave this out"
     split = data.split
     if isinstance(split, KFoldSplit) and split.fold >= split.folds:
         yield ("data", "split", "fold"), f"{split.fold} is not one of the folds 0 to {split.folds - 1}"
@@ -146,56 +197,6 @@ _SMART_ALONE = {
     key: CacheSpec.model_fields[key].default for key in ("cache_share", "cache_cases", "replace_rate", "shuffle_seed")
 }
 """What no other cache looks at, with the value that it has where nobody set it."""
-
-_LARGEST_CLASSES = 254
-"""With an ignore label, whose voxels are the index 255."""
-
-
-def _faults_of_labels(data: DataSpec) -> Iterator[Fault]:
-    """What `data.label_map` and `data.ignore_label` make of the declared values."""
-    values, ignored = data.class_values, data.ignore_label
-    for source, target in data.label_map.items():
-        place = ("data", "label_map", source)
-        if abs(source) > MOST:
-            yield place, f"label values lie between -{MOST:,} and {MOST:,}"
-        if target not in values and target != ignored:
-            yield (
-                place,
-                f"maps to {target}, which is neither 0, nor one of data.classes, nor data.ignore_label; map to one of these, or "
-                "declare it",
-            )
-    if ignored is not None:
-        yield from _faults_of_ignored(data, ignored)
-    # Only then would a class of the recipe be in no label: each value is replaced once, so 1: 2 and 2: 1 swap two classes
-    reached = set(data.label_map.values()) | (set(values) - set(data.label_map))
-    for value in values:
-        if value not in reached:
-            name = f"class {value} ({data.classes[value]})" if value else "the background, 0,"
-            yield (
-                ("data", "label_map", value),
-                f"makes {data.label_map[value]} of every {value} and nothing becomes {value}, so {name} could never occur; take "
-                f"{'it out of data.classes, or map another value to it' if value else 'this out, or map another value to 0'}",
-            )
-
-
-def _faults_of_ignored(data: DataSpec, ignored: int) -> Iterator[Fault]:
-    place = ("data", "ignore_label")
-    if ignored == 0:
-        yield place, "0 is the background, which is trained and scored; name another value, or null"
-    elif ignored in data.classes:
-        yield (
-            place,
-            f"{ignored} is the class {data.classes[ignored]}; take it out of data.classes, or name another value",
-        )
-    if ignored in data.label_map:
-        yield (
-            place,
-            f"data.label_map replaces {ignored} by {data.label_map[ignored]} before it is looked at; take one of the two out",
-        )
-    if abs(ignored) > MOST:
-        yield place, f"label values lie between -{MOST:,} and {MOST:,}, found {ignored}"
-    if len(data.classes) > _LARGEST_CLASSES:
-        yield place, f"leaves room for {_LARGEST_CLASSES} classes, but data.classes has {len(data.classes)}"
 
 
 def _faults_of_network(recipe: Recipe) -> Iterator[Fault]:
@@ -230,13 +231,30 @@ def _faults_of_norm(norm: str, batch_size: int, factors: tuple[int, ...]) -> Ite
 
 def _faults_of_loss(recipe: Recipe) -> Iterator[Fault]:
     loss, classes = recipe.loss, len(recipe.data.classes)
-    if recipe.task == "segmentation" and loss.one_channel and classes > 1:
+    if recipe.data.regions:
+        yield from _faults_of_region_loss(recipe)
+    elif recipe.task == "segmentation" and loss.one_channel and classes > 1:
         yield (
             ("loss", "kind"),
             f"{loss.kind} is for one foreground class, and data.classes has {classes}; use dice_ce, or declare one class",
         )
     if loss.weights and not any(getattr(loss, weight) for weight in loss.weights):
         yield ("loss",), f"{' and '.join(loss.weights)} are both 0; at least one must be above"
+
+
+def _faults_of_region_loss(recipe: Recipe) -> Iterator[Fault]:
+    loss = recipe.loss
+    if not loss.by_regions and loss.kind in recipe.task_facts.losses:
+        yield (
+            ("loss", "kind"),
+            f"{loss.kind} takes the softmax of classes that exclude each other, and data.regions may overlap; use bce_dice, or "
+            "dice, dice_focal, generalised_dice or tversky",
+        )
+    if getattr(loss, "include_background", False):
+        yield (
+            ("loss", "include_background"),
+            "has no meaning with data.regions, whose channels are all regions; leave it out",
+        )
 
 
 def _faults_of_patch(size: tuple[int, ...], factors: tuple[int, ...]) -> Iterator[Fault]:

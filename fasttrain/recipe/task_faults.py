@@ -52,7 +52,7 @@ def faults_of_task(recipe: Recipe) -> Iterator[Fault]:
                 ("data", "classes", value),
                 f"{name!r} is no structure of OpenKBP{did_you_mean(name, OPENKBP_STRUCTURES)}",
             )
-    for key in ("label_map", "ignore_label"):
+    for key in ("label_map", "regions", "ignore_label"):
         if getattr(data, key):
             yield (
                 ("data", key),

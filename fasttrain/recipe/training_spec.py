@@ -23,6 +23,8 @@ from fasttrain.recipe.spec import (
 class _Loss(Spec):
     one_channel: ClassVar[bool] = False
     """True where the loss takes the sigmoid of one output channel, not the softmax of one a class."""
+    by_regions: ClassVar[bool] = False
+    """True where the loss can take a sigmoid of each of `data.regions`, too."""
     weights: ClassVar[tuple[str, ...]] = ()
     """The keys that must not all be 0."""
 
@@ -30,6 +32,7 @@ class _Loss(Spec):
 class OverlapTerms(_Loss):
     """What every loss that divides an overlap by a size has: `batch` sums over the batch before dividing."""
 
+    by_regions = True
     batch: bool = True
     smooth: NonNegativeFloat = 1e-5
 
@@ -48,6 +51,7 @@ class DiceLossSpec(_DiceTerms):
 class DiceCELossSpec(_DiceTerms):
     """Weighted sum of soft Dice and cross-entropy."""
 
+    by_regions = False
     weights = ("dice_weight", "ce_weight")
     kind: Literal["dice_ce"]
     include_background: bool = False
@@ -93,7 +97,7 @@ class TverskyLossSpec(OverlapTerms):
 
 
 class BCEDiceLossSpec(_DiceTerms):
-    """Weighted sum of soft Dice and binary cross-entropy of one output channel, for data with one foreground class."""
+    """Weighted sum of soft Dice and binary cross-entropy, for data with one foreground class, or with `data.regions`."""
 
     one_channel = True
     weights = ("dice_weight", "bce_weight")

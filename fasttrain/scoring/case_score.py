@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fasttrain.samples import IGNORED
-from fasttrain.scoring.dice import dice_of_counts, overlap_counts
+from fasttrain.scoring.dice import Members, dice_of_counts, members_of, overlap_counts
 from fasttrain.scoring.hd95 import hd95_mm
 
 
@@ -26,7 +26,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class CaseScore:
-    """Scores of one case: `classes` holds the foreground classes from class index 1 on."""
+    """Scores of one case: `classes` holds the foreground classes from class index 1 on, or the regions in their order."""
 
     name: str
     classes: tuple[ClassScore, ...]
@@ -41,35 +41,40 @@ def score_case(
     spacing_mm: tuple[float, ...],
     hd95: bool,
     ignores: bool = False,
+    regions: Members = (),
 ) -> CaseScore:
     """Scores `prediction` against `label`, both uint8 class indices [*spatial] on one device.
 
     `class_count` includes the background; `spacing_mm` is the voxel size of the grid they lie on. `ignores`: where the label
     is IGNORED nothing is scored; such a voxel is in no class's count, that of the background included. For HD95 it is
     outside every structure, in label and prediction alike, so that one which runs into ignored voxels ends at their border in
-    both, and that border is a part of its surface. Raises ValueError where shapes differ or an index is not below
+    both, and that border is a part of its surface. regions: of each the class indices that it holds; they are scored in the
+    place of the classes, each as one structure. Raises ValueError where shapes differ or an index is not below
     `class_count`.
     """
     prediction, label, hidden = _seen(prediction, label, ignores)
-    score = score_counts(name, overlap_counts(prediction, label, class_count, hidden).tolist())
+    score = score_counts(name, overlap_counts(prediction, label, class_count, hidden, regions).tolist())
     if not hd95:
         return score
     classes = []
-    for index, one in enumerate(score.classes, start=1):
+    groups = regions or [(index,) for index in range(1, class_count)]
+    for group, one in zip(groups, score.classes, strict=True):
         distance, penalised = None, False
         if one.dice is not None:
-            distance, penalised = hd95_mm(prediction == index, label == index, spacing_mm)
+            distance, penalised = hd95_mm(members_of(prediction, group), members_of(label, group), spacing_mm)
         classes.append(ClassScore(dice=one.dice, hd95=distance, hd95_penalised=penalised))
     return CaseScore(name=name, classes=tuple(classes), background_dice=score.background_dice)
 
 
-def count_case(prediction: Tensor, label: Tensor, class_count: int, ignores: bool = False) -> Tensor:
-    """What `score_counts` makes a case's Dice scores of, int64 [3, class_count + 1] on the device, which is not waited for.
+def count_case(
+    prediction: Tensor, label: Tensor, class_count: int, ignores: bool = False, regions: Members = ()
+) -> Tensor:
+    """What `score_counts` makes a case's Dice scores of, int64 [3, classes or regions + 2] on the device, not waited for.
 
     For several cases, whose counts are read together. The arguments are those of `score_case`.
     """
     prediction, label, hidden = _seen(prediction, label, ignores)
-    return overlap_counts(prediction, label, class_count, hidden)
+    return overlap_counts(prediction, label, class_count, hidden, regions)
 
 
 def score_counts(name: str, counts: Sequence[Sequence[int]]) -> CaseScore:

@@ -43,9 +43,9 @@ def work_of(recipe: Recipe, amp: str) -> dict[str, float]:
     layers run one by one: fused ones move fewer.
     """
     with torch.random.fork_rng(devices=[]):
-        network = build_network(recipe.network, recipe.patch.size, len(recipe.data.channels), recipe.output_channels)
+        network = build_network(recipe.network, recipe.patch.size, recipe.input_channels, recipe.output_channels)
         network.to("meta", _DTYPES.get(amp, torch.float32)).train()
-        shape = (_PATCHES, len(recipe.data.channels), *recipe.patch.size)
+        shape = (_PATCHES, recipe.input_channels, *recipe.patch.size)
         image = torch.empty(shape, dtype=_DTYPES.get(amp), device="meta")
         with FlopCounterMode(display=False) as flops, _Bytes() as moved:
             _passes(network, image)

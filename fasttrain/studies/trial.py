@@ -21,7 +21,7 @@ from fasttrain.data.splits import Split
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.failures import explained
 from fasttrain.engine.planning.plan import Plan
-from fasttrain.engine.preparing import Prepared, look, prepare
+from fasttrain.engine.preparing import look, prepare
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.validation_memory import prepare_validation
 from fasttrain.errors import FasttrainError, OutOfMemoryError, exit_code_of, ran_out_of_memory, wants_memory
@@ -79,15 +79,16 @@ def _path(text: str | None) -> Path | None:
 
 def _built(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
     began = time.perf_counter()
-    prepared = prepare(recipe, _path(task.data), task.device, emit, _former(task), task.former_device)
-    planning_seconds = time.perf_counter() - began
-    hardware, whole = prepared.hardware, prepared.plan
-    plan = whole if task.compiled else replace(whole, compile=False)
     validating = task.kind != STEPS
-    split, plan = _cut_down(prepared, plan, validating)
+    few = lambda split, cache="auto": _few(recipe, split, cache, validating)  # noqa: E731
+    former, device = _former(task), task.former_device
+    prepared = prepare(recipe, _path(task.data), task.device, emit, former, device, opened=few)
+    planning_seconds = time.perf_counter() - began
+    hardware, whole, split = prepared.hardware, prepared.plan, few(prepared.split, prepared.plan.cache)
+    plan = _with_few(whole if task.compiled else replace(whole, compile=False), split, recipe)
     raise_open_file_limit()
     prepare_torch(plan, hardware)
-    assembly = build(recipe, plan, hardware, split, _progress(emit), lambda text, level: None)
+    assembly = build(recipe, plan, hardware, split, _progress(emit), lambda text, level: None, ahead=prepared.ahead)
     try:
         ballast = _ballast(assembly, whole, hardware)
         found = _validated(assembly, plan, emit) if validating else _stepped(assembly, plan, hardware, emit)
@@ -121,18 +122,22 @@ def _progress(emit: Emit) -> Callable[[str, int, int], None]:
     return lambda what, done, total: emit(Progress(what, done, total))
 
 
-def _cut_down(prepared: Prepared, plan: Plan, validating: bool) -> tuple[Split, Plan]:
-    """A few of the training cases, and of the validation cases the largest or none; volumes on the GPU in the same shares."""
-    recipe, split = prepared.recipe, prepared.split
+def _few(recipe: Recipe, split: Split, cache: str, validating: bool) -> Split:
+    """Some of the training cases, and of the validation cases the largest or none."""
     train, validation = split.train, split.validation
-    if recipe.data.cache.kind != "smart" and plan.cache != "smart" and len(train) > _CASES:
+    # How `smart` moves on depends on how many there are
+    if cache != "smart" and len(train) > _CASES:
         # By way of names evenly, so that parts of a set that differ are all there
         train = tuple(train[index] for index in np.linspace(0, len(train) - 1, _CASES).astype(int))
-    whole, part = max(plan.sizes.training_bytes, 1), estimate_bytes(train, recipe)
+    return Split(train, (_largest(validation, recipe),) if validating and validation else ())
+
+
+def _with_few(plan: Plan, split: Split, recipe: Recipe) -> Plan:
+    """The plan for a part of the cases: of the volumes the same share lies on the GPU."""
+    whole, part = max(plan.sizes.training_bytes, 1), estimate_bytes(split.train, recipe)
     # Where all of the set lies there, all of the part does
     resident = part if plan.resident_bytes >= whole else int(plan.resident_bytes * min(part / whole, 1.0))
-    chosen = (_largest(validation, recipe),) if validating and validation else ()
-    return Split(train, chosen), replace(plan, resident_bytes=resident)
+    return replace(plan, resident_bytes=resident)
 
 
 def _largest(cases: tuple[Case, ...], recipe: Recipe) -> Case:

@@ -8,7 +8,6 @@ ended at its time limit, on the line `end`, and with this process and the one th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -18,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fasttrain.own_process import end_with_parent
+
 _LOOK_SECONDS = 0.05
-_KILL_ON_PARENTS_DEATH = 1
 
 
 def main() -> None:
@@ -109,7 +109,8 @@ def _become_trial(request: dict[str, Any]) -> None:
     code, told = 1, os.dup(1)
     try:
         os.setsid()
-        _end_with_parent()
+        # Elsewhere than on Linux the server ends its trials when its own stdin closes
+        end_with_parent()
         nothing, log = (
             os.open(os.devnull, os.O_RDONLY),
             os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666),
@@ -160,12 +161,6 @@ def _perform(path: Path, told: int) -> None:
     task = Task(**json.loads(path.read_text(encoding="utf-8")))
     found = perform(task, emitting(told))
     write_json(path.with_suffix(".answer.json"), found)
-
-
-def _end_with_parent() -> None:
-    # Linux alone has it; elsewhere the server ends its trials when its own stdin closes
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_KILL_ON_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ def softmax(logits: Tensor) -> Tensor:
     return torch.softmax(logits, dim=1, dtype=torch.float32)
 
 
+def sigmoid(logits: Tensor) -> Tensor:
+    """Probabilities of regions, each by itself."""
+    return torch.sigmoid(logits.float())
+
+
 @dataclass(frozen=True)
 class Sides:
     """Channels of a window that change places where it is mirrored along spatial `axis`, as (left, right)."""
@@ -82,6 +87,15 @@ class Answer:
     def _flipped(self, windows: Tensor, axes: tuple[int, ...]) -> Tensor:
         flipped = torch.flip(windows, axes)
         return self.sides.exchanged(flipped) if self.sides is not None and self.sides.axis + 2 in axes else flipped
+
+
+def of_slices(forward: Forward) -> Forward:
+    """For windows that are one voxel deep, [batch, channel, 1, *slice], what a network for planes answers."""
+
+    def answer(windows: Tensor) -> Tensor:
+        return forward(windows.squeeze(2)).unsqueeze(2)
+
+    return answer
 
 
 class RecordedAnswer:

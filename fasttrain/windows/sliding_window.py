@@ -59,6 +59,8 @@ class WindowStream:
     than the patch is padded with zeros on both sides and cut back. Windows are computed on `device` under whatever autocast
     `answer` enters, and summed on `stitch_device`, by default the same, where nothing waits for the device. recorded: on a GPU
     full batches become a CUDA graph, where they are small enough for that to pay; `not_recorded` hears why that failed.
+    neighbours: of a patch whose first axis is 1, so many slices on both sides are further channels of a window, from the lowest
+    on; at its ends a volume repeats its last slice.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class WindowStream:
         recorded: bool = False,
         told: Callable[[Told], None] | None = None,
         not_recorded: Callable[[str], None] = lambda _: None,
+        neighbours: int = 0,
     ) -> None:
         self.answer = answer
         self.patch = patch
@@ -80,6 +83,7 @@ class WindowStream:
         self.told = told
         self.not_recorded = not_recorded
         voxels = spec.batch_size * torch.Size(patch).numel()
+        self._neighbours = neighbours
         self._record = recorded and device.type == "cuda" and voxels <= _MOST_RECORDED_VOXELS
         self._recorded: RecordedAnswer | None = None
         self._full_batches = 0
@@ -125,11 +129,16 @@ class WindowStream:
         there, here = stitch.layout.overlap_with(corner)
         if any(one.stop - one.start < length for one, length in zip(here, self.patch, strict=True)):
             slot.zero_()
-        slot[of_all_channels(here)].copy_(image[of_all_channels(there)])
+        if not self._neighbours:
+            slot[of_all_channels(here)].copy_(image[of_all_channels(there)])
+            return
+        for number, channels in enumerate(slot.split(len(image))):
+            one = min(max(corner[0] + number - self._neighbours, 0), image.shape[1] - 1)
+            channels[of_all_channels(here)].copy_(image[of_all_channels((slice(one, one + 1), *there[1:]))])
 
     def _slots_for(self, image: Tensor) -> Tensor:
         if self._slots is None:
-            shape = (self.spec.batch_size, len(image), *self.patch)
+            shape = (self.spec.batch_size, len(image) * (2 * self._neighbours + 1), *self.patch)
             self._slots = torch.zeros(shape, device=self.stitch_device, pin_memory=self._pinned)
             self._sent = torch.empty(shape, device=self.device) if self._apart else self._slots
         return self._slots

@@ -168,10 +168,10 @@ def test_on_a_terminal_the_table_keeps_to_its_width(
 def fill_with_holes(mine: Path, tmp_path: Path, cases: int) -> Path:
     """Makes a set of that many names of one file with a hole in it, which is returned: much to read, and no space."""
     image = nib.Nifti1Image(np.zeros((2, 2, 2), np.float32), np.eye(4))
-    image.header.set_data_shape((300, 300, 300))
+    image.header.set_data_shape((150, 150, 150))
     big = tmp_path / "big.nii"
     big.write_bytes(image.header.binaryblock + bytes(4))
-    os.truncate(big, 352 + 4 * 300**3)
+    os.truncate(big, 352 + 4 * 150**3)
     entries = []
     for case in range(cases):
         (mine / f"imagesTr/b{case}.nii").symlink_to(big)
@@ -182,7 +182,7 @@ def fill_with_holes(mine: Path, tmp_path: Path, cases: int) -> Path:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it(number: signal.Signals, code: int, mine: Path, tmp_path: Path) -> None:
-    fill_with_holes(mine, tmp_path, 100)  # seconds of reading
+    fill_with_holes(mine, tmp_path, 800)  # seconds of reading
     process = subprocess.Popen(
         [sys.executable, "-m", "fasttrain", "check", "--data", str(mine), "--recipe", "hippocampus"],
         cwd=tmp_path, env={**os.environ, "FASTTRAIN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(CHECKOUT)},
@@ -321,7 +321,7 @@ def test_an_nnunet_folder_under_a_decathlon_recipe(call, tmp_path: Path) -> None
 
 
 def test_what_was_read_before_a_signal_is_remembered_by_train(mine: Path, tmp_path: Path) -> None:
-    big = fill_with_holes(mine, tmp_path, 400)  # a minute of reading
+    big = fill_with_holes(mine, tmp_path, 3200)  # a minute of reading
     process = subprocess.Popen(
         [sys.executable, "-m", "fasttrain", "train", "--data", str(mine), "--recipe", "hippocampus", "--run", "run"],
         cwd=tmp_path, env={**os.environ, "FASTTRAIN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(CHECKOUT)},

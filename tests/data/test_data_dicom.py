@@ -439,7 +439,7 @@ def test_predict_takes_a_file_a_series_or_a_folder_of_cases(tmp_path: Path) -> N
 def test_a_recipe_for_planes_on_a_series_says_that_it_is_a_volume(tmp_path: Path) -> None:
     paths = write_series(tmp_path / "p1", STORED)
     with pytest.raises(
-        DataError, match="10×12×7, 7 channels, but .* or give patch.size three values if it is a volume"
+        DataError, match="10×12×7, 7 channels, but .* or if it is a volume give patch.size three values"
     ):
         read_image(Case("p1", (paths[0],), None), spec(), 2)
 

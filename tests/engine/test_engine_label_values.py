@@ -22,7 +22,7 @@ from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.inference import Predictor
 from fasttrain.engine.validating.pictures import planes_of
 from fasttrain.engine.validating.validation import Judged, Scores, Validator
-from fasttrain.losses import build_loss
+from fasttrain.losses import build_loss, loss_of
 from fasttrain.machine.hardware import survey
 from fasttrain.recipe import Recipe
 from fasttrain.samples import IGNORED, Batch, Grid, Sample
@@ -203,7 +203,9 @@ def test_what_is_measured_is_the_loss_that_trains(tiny, monkeypatch: pytest.Monk
 
     asked: list[bool] = []
     monkeypatch.setattr(
-        trial, "build_loss", lambda spec, ignores, fused: (asked.append(ignores), build_loss(spec, ignores))[1]
+        trial,
+        "loss_of",
+        lambda recipe, fused: (asked.append(loss_of(recipe, fused).loss.ignores), loss_of(recipe, fused))[1],
     )
     for ignore in (None, 255):
         recipe = tiny(data__ignore_label=ignore, training__batch_size=1).recipe

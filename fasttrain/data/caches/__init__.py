@@ -15,6 +15,7 @@ from fasttrain.data.caches.none import open_none
 from fasttrain.data.caches.smart import SmartCache, Window, open_smart
 from fasttrain.data.caches.storing import Options, Told
 from fasttrain.data.inventory import volumes_folder
+from fasttrain.data.made_ahead import MadeAhead
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, CaseSource
 
@@ -51,6 +52,7 @@ def open_case_source(
     folder: Path | None = None,
     told: Told | None = None,
     epoch: int = 0,
+    ahead: MadeAhead | None = None,
 ) -> CaseSource:
     """Opens the cache `kind` (a key of `CACHES`; the plan resolves `auto`) over `cases`.
 
@@ -58,10 +60,10 @@ def open_case_source(
     all cases that were read. `none` reads nothing beforehand, and `smart` its first window alone: the cases are to be checked
     before. `workers` threads do it, and `progress` is told (done, total) from them, one call at a time. `folder` is where `disk`
     and `lmdb` store (default: `volumes_folder` for runs in ./runs), `told` hears what was found there and what the volumes take,
-    and `epoch` (from 0) is the one whose window `smart` keeps first. Where nothing is trained on, `smart` has no epochs to move
+    and `epoch` (from 0) is the one whose window `smart` keeps first; `memory` and `none` take volumes that are made `ahead`. Where nothing is trained on, `smart` has no epochs to move
     by, and keeps nothing.
     """
     if kind == "smart" and not preprocess.training:
         kind = "none"
     place = folder or volumes_folder(preprocess.data.cache, os.environ, Path("runs"))
-    return CACHES[kind](cases, preprocess, workers, progress, Options(place, told, epoch))
+    return CACHES[kind](cases, preprocess, workers, progress, Options(place, told, epoch, ahead))

@@ -36,16 +36,16 @@ def estimate_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
     for case in cases:
         if recipe.task == "dose":
             shape, kept = _wanted(recipe, *dose_grid(case)), recipe.task_facts.label_bytes
-            sizes = (recipe.stored_channels, lists, recipe.patch.size, ITEM_BYTES[data.storage_dtype], kept)
+            sizes = (recipe.stored_channels, lists, recipe.box, ITEM_BYTES[data.storage_dtype], kept)
             total += sample_bytes(shape, *sizes)
             continue
         header = read_header(case.images[0])
-        spatial, found = split_shape(case.images[0], header.shape, recipe.dimensions)
+        spatial, found = split_shape(case.images[0], header.shape, recipe.volume_dimensions)
         if len(case.images) == 1:
             check_channels(case.images[0], header.shape, found, data)
-        _check_label(case, spatial, recipe.dimensions)
+        _check_label(case, spatial, recipe.volume_dimensions)
         shape = _wanted(recipe, spatial, header.affine)
-        total += sample_bytes(shape, len(data.channels), lists, recipe.patch.size, ITEM_BYTES[data.storage_dtype])
+        total += sample_bytes(shape, len(data.channels), lists, recipe.box, ITEM_BYTES[data.storage_dtype])
     return total
 
 
@@ -57,7 +57,7 @@ def estimate_shapes(cases: Sequence[Case], recipe: Recipe) -> list[tuple[int, ..
             shapes.append(_wanted(recipe, *dose_grid(case)))
             continue
         header = read_header(case.images[0])
-        spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)
+        spatial, _ = split_shape(case.images[0], header.shape, recipe.volume_dimensions)
         shapes.append(_wanted(recipe, spatial, header.affine))
     return shapes
 
@@ -79,21 +79,21 @@ def build_bytes(cases: Sequence[Case], recipe: Recipe) -> int:
 def _build_bytes(case: Case, recipe: Recipe) -> int:
     if recipe.task == "dose":
         read, made = math.prod(GRID), math.prod(_wanted(recipe, *dose_grid(case)))
-        padded = max(made, math.prod(recipe.patch.size))
+        padded = max(made, math.prod(recipe.box))
         return int((_DOSE_VOXEL_BYTES * read + 24 * padded) * _MARGIN)
     channels = len(recipe.data.channels)
     header = read_header(case.images[0])
-    spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)
+    spatial, _ = split_shape(case.images[0], header.shape, recipe.volume_dimensions)
     read, wanted = math.prod(spatial), _wanted(recipe, spatial, header.affine)
     made = math.prod(wanted)
-    padded = math.prod(max(pair) for pair in zip(wanted, recipe.patch.size, strict=True))
+    padded = math.prod(max(pair) for pair in zip(wanted, recipe.box, strict=True))
     image, stored = 4 * channels * read, math.prod(header.shape) * header.dtype.itemsize
     label = (
         0
         if case.label is None
         else read * (read_header(case.label, case.drawn).dtype.itemsize + 3) + _packed_bytes(case.label)
     )
-    resampled = wanted != preprocessed_shape(spatial, header.affine, None, recipe.data.orientation)
+    resampled = wanted != _shape(recipe, spatial, header.affine, None)
     steps = (
         image + stored + _packed_bytes(case.images[0]),
         image + label,
@@ -130,4 +130,11 @@ def _check_label(case: Case, spatial: tuple[int, ...], dimensions: int) -> None:
 
 
 def _wanted(recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray) -> tuple[int, ...]:
-    return preprocessed_shape(spatial, affine, recipe.data.spacing, recipe.data.orientation)
+    return _shape(recipe, spatial, affine, recipe.data.spacing)
+
+
+def _shape(
+    recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray, spacing: Sequence[float] | None
+) -> tuple[int, ...]:
+    slices = recipe.data.slices
+    return preprocessed_shape(spatial, affine, spacing, recipe.data.orientation, slices and slices.axis)

@@ -21,6 +21,7 @@ _NOT_OF_THE_VOLUME = {
     "source",
     "split",
     "samples_per_case",
+    "slices",
     "cache",
     "workers",
     "prefetch_factor",
@@ -28,6 +29,7 @@ _NOT_OF_THE_VOLUME = {
     "pin_memory",
     "copy_stream",
     "bad_cases",
+    "regions",
 }
 _NOT_OF_THE_PATCH_PLACE = {"foreground", "foreground_by"}
 _PACKAGES = ("fasttrain", "monai", "torch", "numpy", "nibabel")
@@ -44,6 +46,7 @@ def settings_of(preprocess: Preprocess) -> dict[str, Any]:
         "dimensions": preprocess.dimensions,
         "task": preprocess.task,
         "data": preprocess.data.model_dump(mode="json", exclude=_NOT_OF_THE_VOLUME),
+        "slices": preprocess.data.slices and preprocess.data.slices.axis,
         "patch": preprocess.patch.model_dump(mode="json", exclude=_NOT_OF_THE_PATCH_PLACE)
         if preprocess.training
         else None,

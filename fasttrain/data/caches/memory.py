@@ -37,7 +37,7 @@ def open_memory(
     cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
 ) -> MemoryCache:
     """Preprocesses every case with `workers` threads; raises one DataError with the faults of all."""
-    records = gather(cases, preprocess, workers, progress)
+    records = gather(cases, options.making(preprocess), workers, progress)
     if options.told is not None:
         sizes = Sizes()
         for record in records:

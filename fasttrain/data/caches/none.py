@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fasttrain.data.caches.filling import Progress
 from fasttrain.data.caches.storing import Options
@@ -11,17 +12,20 @@ from fasttrain.samples import Case, Sample
 
 
 class NoCache:
-    """Holds the cases alone; worker processes and threads may share it."""
+    """Holds the cases alone; worker processes and threads may share it. making: gives the record of a case, else `preprocess`."""
 
-    def __init__(self, cases: Sequence[Case], preprocess: Preprocess) -> None:
+    def __init__(
+        self, cases: Sequence[Case], preprocess: Preprocess, making: Callable[[Case], dict[str, Any]] | None = None
+    ) -> None:
         self._cases = tuple(cases)
         self._preprocess = preprocess
+        self._making = making or preprocess
 
     def __len__(self) -> int:
         return len(self._cases)
 
     def __getitem__(self, index: int) -> Sample:
-        return self._preprocess.as_sample(self._preprocess(self._cases[index]))
+        return self._preprocess.as_sample(self._making(self._cases[index]))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -31,4 +35,4 @@ def open_none(
     cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
 ) -> NoCache:
     """Reads nothing yet: a case that has faults raises its DataError when it is asked for."""
-    return NoCache(cases, preprocess)
+    return NoCache(cases, preprocess, options.making(preprocess))

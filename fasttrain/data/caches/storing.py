@@ -15,6 +15,7 @@ import torch
 from fasttrain.data.caches.filling import Gathering, Progress
 from fasttrain.data.caches.keys import key_of
 from fasttrain.data.inventory import note_use
+from fasttrain.data.made_ahead import MadeAhead
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError, StorageError
 from fasttrain.machine.own_files import make_way
@@ -29,11 +30,26 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Options:
-    """`folder` is where stored volumes lie, `told` hears what a fill found, `epoch` (from 0) is the one that comes first."""
+    """`folder` is where stored volumes lie, `told` hears what a fill found, `epoch` (from 0) is the one that comes first, and
+    `ahead` has volumes that were begun already.
+    """
 
     folder: Path
     told: Told | None = None
     epoch: int = 0
+    ahead: MadeAhead | None = None
+
+    def making(self, preprocess: Preprocess) -> Callable[[Case], dict[str, Any]]:
+        """Gives the record of a case: the one that was made ahead, else one that is made now."""
+        ahead = self.ahead
+        if ahead is None:
+            return preprocess
+
+        def made(case: Case) -> dict[str, Any]:
+            record = ahead.record(case, preprocess.training)
+            return preprocess(case) if record is None else record
+
+        return made
 
 
 class Sizes:

@@ -45,7 +45,7 @@ class Terms:
     @classmethod
     def of_recipe(cls, recipe: Recipe) -> Terms:
         """The terms of training with a recipe."""
-        return cls(recipe.data, recipe.dimensions, recipe)
+        return cls(recipe.data, recipe.volume_dimensions, recipe)
 
     @property
     def image_view(self) -> View:

@@ -46,7 +46,7 @@ def figures_of(checked: Checked) -> Figures | None:
         return None
     terms = checked.terms
     data, recipe = terms.data, terms.recipe
-    patch = recipe.patch.size if recipe is not None else None
+    patch = recipe.box if recipe is not None else None
     volumes = [_preprocessed(case, checked) for case in cases]
     item_bytes = ITEM_BYTES[data.storage_dtype]
     grids = [_along(case, data.orientation or "RAS") for case in cases]
@@ -181,7 +181,8 @@ def _part_by_case(split: Split | None) -> dict[str, str]:
 def _preprocessed(case: CaseFindings, checked: Checked) -> tuple[int, ...]:
     assert case.grid is not None
     data = checked.terms.data
-    return preprocessed_shape(case.grid.shape, case.grid.affine, data.spacing, data.orientation)
+    slices = data.slices and data.slices.axis
+    return preprocessed_shape(case.grid.shape, case.grid.affine, data.spacing, data.orientation, slices)
 
 
 def _along(case: CaseFindings, orientation: str) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -50,8 +50,10 @@ def faults_of_size(findings: Sequence[CaseFindings], terms: Terms) -> tuple[dict
 
 def _voxels(case: CaseFindings, terms: Terms) -> int:
     assert case.grid is not None
-    shape = preprocessed_shape(case.grid.shape, case.grid.affine, terms.data.spacing, terms.data.orientation)
-    patch = terms.recipe.patch.size if terms.recipe is not None else shape
+    slices = terms.data.slices and terms.data.slices.axis
+    grid = case.grid
+    shape = preprocessed_shape(grid.shape, grid.affine, terms.data.spacing, terms.data.orientation, slices)
+    patch = terms.recipe.box if terms.recipe is not None else shape
     return math.prod(max(pair) for pair in zip(shape, patch, strict=True))
 
 

@@ -12,7 +12,7 @@ from fasttrain.batches.patch_maker import LABEL_TYPES
 from fasttrain.batches.resident_volumes import voxel_bytes
 from fasttrain.engine.planning.trial import Candidate, made_batch, network_for, precision_of
 from fasttrain.engine.step import unpacking
-from fasttrain.losses import build_loss
+from fasttrain.losses import loss_of
 from fasttrain.machine.hardware import Hardware
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Grid, Sample
@@ -29,7 +29,7 @@ def rehearse(recipe: Recipe, hardware: Hardware, candidate: Candidate) -> None:
     with torch.random.fork_rng(devices=[device]):
         network = network_for(recipe, device, candidate, checkpointing=False)
         precision = precision_of(candidate, device.type, recipe.dimensions)
-        loss = build_loss(recipe.loss, recipe.data.ignore_label is not None, candidate.fused)
+        loss = loss_of(recipe, candidate.fused)
         batch = made_batch(recipe, device)
         image, target = unpacking(recipe)(batch.image, batch.label)
         with precision.autocast():
@@ -39,7 +39,7 @@ def rehearse(recipe: Recipe, hardware: Hardware, candidate: Candidate) -> None:
 
 
 def _rehearse_batch(recipe: Recipe, device: torch.device) -> None:
-    room = math.prod(recipe.patch.size) * voxel_bytes(recipe)
+    room = math.prod(recipe.box) * voxel_bytes(recipe)
     resident = fill(_OneCase(recipe), recipe, device, room)
     source = ResidentSource(recipe, resident, Order(1, recipe.data.samples_per_case, recipe.training.seed), device)
     next(source.batches(0))
@@ -50,7 +50,7 @@ class _OneCase:
     """A case source of one made volume, as large as a patch."""
 
     def __init__(self, recipe: Recipe) -> None:
-        size, data = tuple(recipe.patch.size), recipe.data
+        size, data = recipe.box, recipe.data
         grid = Grid(size, np.eye(4))
         corner = torch.zeros(1, dtype=torch.int32)
         self._sample = Sample(

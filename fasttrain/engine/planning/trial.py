@@ -17,7 +17,7 @@ from fasttrain.engine.checkpointing import checkpoint_blocks
 from fasttrain.engine.optimisation.optim import build_optimizer
 from fasttrain.engine.step import Precision, Step, unpacking
 from fasttrain.errors import ran_out_of_memory
-from fasttrain.losses import build_loss
+from fasttrain.losses import loss_of
 from fasttrain.machine.hardware import Hardware
 from fasttrain.networks import build_network
 from fasttrain.networks.fused import fuse
@@ -176,7 +176,7 @@ def made_batch(recipe: Recipe, device: torch.device) -> Batch:
     size = recipe.training.batch_size
     if device.type == "cpu":
         size = min(size, _MOST_PATCHES_ON_A_CPU)
-    image = torch.randn(size, recipe.stored_channels, *recipe.patch.size, device=device)
+    image = torch.randn(size, recipe.patch_channels, *recipe.patch.size, device=device)
     highest = 2 << len(recipe.data.classes) if recipe.task == "dose" else recipe.data.class_count
     kept = LABEL_TYPES[recipe.task_facts.label_bytes]
     label = torch.randint(0, highest, (size, 1, *recipe.patch.size), dtype=kept, device=device)
@@ -234,7 +234,7 @@ def _timer(recipe: Recipe, device: torch.device, candidate: Candidate, learner: 
 def _step(recipe: Recipe, device: torch.device, candidate: Candidate, learner: Learner) -> Step:
     network, optimizer = learner
     precision = precision_of(candidate, device.type, recipe.dimensions)
-    loss = build_loss(recipe.loss, recipe.data.ignore_label is not None, candidate.fused)
+    loss = loss_of(recipe, candidate.fused)
     return Step(
         network, loss, optimizer, precision, accumulate=1, captured=candidate.captured, unpack=unpacking(recipe)
     )

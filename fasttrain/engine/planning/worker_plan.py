@@ -38,7 +38,7 @@ class WorkerChoice:
 def batch_bytes(recipe: Recipe) -> int:
     """Of one batch on its way to the device: patches in float32 and their labels as they are kept."""
     voxels = recipe.training.batch_size * math.prod(recipe.patch.size)
-    return voxels * (4 * recipe.stored_channels + recipe.task_facts.label_bytes)
+    return voxels * (4 * recipe.patch_channels + recipe.task_facts.label_bytes)
 
 
 def batches_held(hardware: Hardware) -> int:

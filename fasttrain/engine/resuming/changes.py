@@ -23,11 +23,14 @@ _RULES: dict[str, str | None] = {
     "task": "it is what the network was made for",
     "data": _LEARNT,
     "data.name": "another folder for the data is named by --data",
+    "data.regions": "the network answers a channel a region, in their order",
     "data.source": None,  # the cases found are compared with those the run began with
     "data.split": "cases that were trained on would be scored",
     "data.bad_cases": None,
     "data.storage_dtype": None,
     "data.samples_per_case": _ORDER,
+    "data.slices.keep_empty": _ORDER,
+    "data.slices.neighbours": "the network's first layer has their channels",
     "data.cache": None,
     "data.cache.cache_share": _ORDER,
     "data.cache.cache_cases": _ORDER,
@@ -46,7 +49,7 @@ _RULES: dict[str, str | None] = {
     "validation.hd95": "metrics.csv would need other columns",
 }
 """By key, the longest that fits: why it stays as it was; None: it may change."""
-_TABLES = (("data", "classes"), ("data", "label_map"), ("network", "arguments"))
+_TABLES = (("data", "classes"), ("data", "label_map"), ("data", "regions"), ("network", "arguments"))
 """Tables whose keys are the user's."""
 
 
@@ -74,7 +77,12 @@ def as_values(recipe: Recipe) -> dict[str, Any]:
 
 def changes_between(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """What differs between two recipes (`as_values`), leaf by leaf; of a section of another `kind` the kind alone."""
-    return list(_differing(then, now, ()))
+    found = list(_differing(then, now, ()))
+    # Tables that differ in their order alone are equal, and the order of regions is that of the network's channels
+    before, after = (dict(one["data"].get("regions") or {}) for one in (then, now))
+    if before == after and list(before) != list(after):
+        found.append(Change(("data", "regions"), before, after))
+    return found
 
 
 def _differing(then: Any, now: Any, keys: tuple[str, ...]) -> Iterator[Change]:

@@ -20,7 +20,7 @@ def validation_in_steps(cases: Sequence[Case], recipe: Recipe) -> float:
     """
     validation, training = recipe.validation, recipe.training
     windows = sum(
-        count_windows(shape, recipe.patch.size, validation.window.overlap) for shape in estimate_shapes(cases, recipe)
+        count_windows(shape, recipe.box, validation.window.overlap) for shape in estimate_shapes(cases, recipe)
     )
     passes = windows << len(validation.mirror)
     return passes * _FORWARD_SHARE / (training.batch_size * training.accumulate)

@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fasttrain.data.restore import GrowingClassMap, GrowingDose
+from fasttrain.data.restore import GrowingClassMap, GrowingDose, drawn_regions, likeliest_class
 from fasttrain.engine.step import Precision
 from fasttrain.errors import ran_out_of_memory
 from fasttrain.kernels.structure_bits import as_dose, network_input
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Grid
-from fasttrain.windows import Answer, Forward, Sides, Told, Whole, WindowStream
+from fasttrain.windows import Answer, Forward, Sides, Told, Whole, WindowStream, of_slices, sigmoid
 
 WindowsTold = Callable[[int, int], None]
 """Told how many windows of a volume are done, and of how many."""
@@ -85,13 +85,15 @@ class Inference(ABC):
         setting = recipe.acceleration.cuda_graphs
         # A network by name may ask the host in its forward pass
         self._recorded = setting == "on" or (setting == "auto" and recipe.network.kind != "monai")
+        regions = recipe.regions
+        self._decide = likeliest_class if regions is None else drawn_regions(regions.written)
 
     @abstractmethod
     def _forwards(self) -> tuple[Forward, ...]:
         """The networks in eval mode."""
 
     def probabilities(self, volume: Volume, told: WindowsTold | None = None) -> Tensor:
-        """Probabilities of the classes, [class, *spatial] float32 on `stitch_device`, on the preprocessed grid."""
+        """Probabilities of the classes or regions, [class, *spatial] float32 on `stitch_device`, on the preprocessed grid."""
         whole = Whole(tuple(volume.image.shape[1:]))
         stream = self._stream(None if told is None else lambda one: told(one.windows, one.total))
         for _ in stream.predict([(self._seen(volume), whole)]):
@@ -173,11 +175,11 @@ class Inference(ABC):
             for index in range(first, len(volumes)):
                 volume = volumes[index]
                 shape = tuple(volume.image.shape[1:])
-                grids = (volume.grid, volume.source_grid) if in_source_grid else ()
+                grid, source = (volume.grid, volume.source_grid) if in_source_grid else (None, None)
                 maps[index] = (
-                    GrowingDose(shape, self.stitch_device, self.recipe.data.dose_scale, *grids)
+                    GrowingDose(shape, self.stitch_device, self.recipe.data.dose_scale, grid, source)
                     if self.recipe.task == "dose"
-                    else GrowingClassMap(shape, self.stitch_device, *grids)
+                    else GrowingClassMap(shape, self.stitch_device, grid, source, self._decide)
                 )
                 yield self._seen(volume), maps[index]
 
@@ -195,16 +197,29 @@ class Inference(ABC):
 
     def _stream(self, told: Callable[[Told], None] | None) -> WindowStream:
         validation = self.recipe.validation
-        answer = Answer(self._forwards(), validation.mirror, validation.window.batch_size)
+        forwards, mirror = self._forwards(), validation.mirror
+        if self.recipe.data.slices is not None:
+            # The axis across which the volume is cut comes first
+            forwards, mirror = tuple(map(of_slices, forwards)), tuple(axis + 1 for axis in mirror)
+        answer = Answer(forwards, mirror, validation.window.batch_size)
+        if self.recipe.data.regions:
+            answer.finish = sigmoid
         axis = self.recipe.left_right_axis
         if axis is not None:
             # The files' channels come before the structures'
             first = len(self.recipe.data.channels)
             answer.sides = Sides(axis, tuple((first + left, first + right) for left, right in self.recipe.sides))
             answer.finish = as_dose
-        size = self.recipe.patch.size
         return WindowStream(
-            answer, size, validation.window, self.device, self.stitch_device, self._recorded, told, self._not_recorded
+            answer,
+            self.recipe.box,
+            validation.window,
+            self.device,
+            self.stitch_device,
+            self._recorded,
+            told,
+            self._not_recorded,
+            self.recipe.neighbours,
         )
 
     def _not_recorded(self, why: str) -> None:
@@ -221,10 +236,10 @@ class Predictor(Inference):
         self.precision = precision
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Logits [batch, class, *patch]; of one channel's sigmoid those of two classes; a dose's one channel as it is."""
+        """Logits [batch, class, *patch]; of one channel's sigmoid those of two classes; regions and doses as they are."""
         with self.precision.autocast():
             logits: Tensor = self.network(self.precision.laid_out(windows))
-        return two_class_logits(logits) if logits.shape[1] == 1 and self.recipe.task != "dose" else logits
+        return two_class_logits(logits) if logits.shape[1] < self.recipe.answer_channels else logits
 
     def _forwards(self) -> tuple[Forward, ...]:
         self.network.eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -18,6 +19,7 @@ from fasttrain.engine.validating.dose_pictures import dose_picture
 from fasttrain.engine.validating.validation import Judged, Scores, Validator
 from fasttrain.errors import EXIT_DONE
 from fasttrain.recipe import Recipe
+from fasttrain.recipe.regions import Regions
 from fasttrain.samples import IGNORED, Grid
 from fasttrain.scoring import CaseScore, DoseScore
 from fasttrain.telemetry.dose_pictures import write_dose_picture
@@ -81,9 +83,10 @@ class Pictures:
                     dose_picture(self.validator.judge_dose(index), score, names, role, epoch), self.folder
                 )
                 return None
-            planes = planes_of(self.validator.judge(index))
+            judged = self.validator.judge(index)
+            planes = planes_of(judged if self.recipe.regions is None else as_regions(judged, self.recipe.regions))
             dice = tuple(one.dice for one in score.classes)
-            names = tuple(self.recipe.data.class_names)
+            names = tuple(self.recipe.data.scored_names)
             write_picture(CasePicture(score.name, role, epoch, planes, names, dice), self.folder)
         except Exception as error:
             return str(error) or type(error).__name__
@@ -109,6 +112,13 @@ def _goodness(score: CaseScore | DoseScore) -> float | None:
         return -score.dose_score
     counted = [one.dice for one in score.classes if one.dice is not None]
     return fmean(counted) if counted else None
+
+
+def as_regions(judged: Judged, regions: Regions) -> Judged:
+    """With the number of the last region that holds it, from 1 on, in the place of each voxel's class."""
+    table = torch.tensor([regions.last_of(index) for index in range(IGNORED)] + [IGNORED], dtype=torch.uint8)
+    table = table.to(judged.label.device)
+    return replace(judged, prediction=table[judged.prediction.long()], label=table[judged.label.long()])
 
 
 def planes_of(judged: Judged) -> tuple[Plane, ...]:

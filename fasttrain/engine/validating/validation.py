@@ -66,8 +66,10 @@ class Scores:
             cases=summary.cases,
         )
 
-    def by_case(self, class_names: Sequence[str]) -> dict[str, dict[str, float | None]]:
-        """Dice a class of each case, or its dose score, its DVH score and the mean DVH error of each structure it has."""
+    def by_case(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+        """Dice a class or region of each case by `names`, or its dose score, its DVH score and the mean DVH error of each structure
+        it has.
+        """
         records: dict[str, dict[str, float | None]] = {}
         for score in self.cases:
             if isinstance(score, DoseScore):
@@ -75,7 +77,7 @@ class Scores:
                 records[score.name] = {"dose_score": score.dose_score, "dvh_score": score.dvh_score, **means}
             else:
                 dices = (one.dice for one in score.classes)
-                records[score.name] = dict(zip(class_names, dices, strict=True))
+                records[score.name] = dict(zip(names, dices, strict=True))
         return records
 
 
@@ -204,6 +206,7 @@ class _ScoreSheet:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self._regions = recipe.regions.members if recipe.regions else ()
         self._names: list[str] = []
         self._counts: list[Tensor] = []
         self._scores: list[CaseScore] = []
@@ -212,14 +215,16 @@ class _ScoreSheet:
         data = self.recipe.data
         ignores = data.ignore_label is not None
         if self.recipe.validation.hd95:
-            spacing = spacing_mm(grid.affine, self.recipe.dimensions)
-            self._scores.append(score_case(name, prediction, reference, data.class_count, spacing, True, ignores))
+            spacing = spacing_mm(grid.affine, self.recipe.volume_dimensions)
+            self._scores.append(
+                score_case(name, prediction, reference, data.class_count, spacing, True, ignores, self._regions)
+            )
             return
         self._names.append(name)
-        self._counts.append(count_case(prediction, reference, data.class_count, ignores))
+        self._counts.append(count_case(prediction, reference, data.class_count, ignores, self._regions))
 
     def summary(self, scores: Sequence[CaseScore]) -> ScoreSummary:
-        return summarise(scores, self.recipe.data.class_names)
+        return summarise(scores, self.recipe.data.scored_names)
 
     def scores(self) -> tuple[CaseScore, ...]:
         """Waits for the device."""

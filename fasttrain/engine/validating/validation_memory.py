@@ -58,8 +58,8 @@ class Room:
 
 def case_bytes(shape: Sequence[int], source_shape: Sequence[int], recipe: Recipe) -> int:
     """Of a volume that is stitched on the GPU: image, the sums of a slab of windows, class maps and reference."""
-    window, answers = recipe.validation.window, _answers(recipe)
-    layout = lay_out(shape, recipe.patch.size, window.overlap)
+    window, answers = recipe.validation.window, recipe.answer_channels
+    layout = lay_out(shape, recipe.box, window.overlap)
     voxels, source_voxels = math.prod(shape), math.prod(source_shape)
     image = voxels * (recipe.stored_channels + recipe.input_channels * (recipe.task == "dose"))
     image *= ITEM_BYTES[recipe.data.storage_dtype]
@@ -74,14 +74,9 @@ def batch_bytes(recipe: Recipe, step: int) -> int:
     """Of a batch of windows: the network's activations, by what a training step held, and what comes out of it in float32."""
     window, training = recipe.validation.window, recipe.training
     voxels = window.batch_size * math.prod(recipe.patch.size)
-    answers = 4 * voxels * (recipe.input_channels + 4 * _answers(recipe))
+    answers = 4 * voxels * (recipe.input_channels + 4 * recipe.answer_channels)
     # Nothing is kept for a backward pass, and weights and optimiser are a part of the step's
     return answers + step * window.batch_size // (2 * training.batch_size)
-
-
-def _answers(recipe: Recipe) -> int:
-    """Channels of what windows are summed to."""
-    return 1 if recipe.task == "dose" else recipe.data.class_count
 
 
 def decide_stitching(
@@ -132,6 +127,7 @@ def shapes_of(case: Case, recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, .
         spatial, affine = dose_grid(case)
         return preprocessed_shape(spatial, affine, recipe.data.spacing, recipe.data.orientation), spatial
     header = read_header(case.images[0])
-    spatial, _ = split_shape(case.images[0], header.shape, recipe.dimensions)
-    shape = preprocessed_shape(spatial, header.affine, recipe.data.spacing, recipe.data.orientation)
+    spatial, _ = split_shape(case.images[0], header.shape, recipe.volume_dimensions)
+    across = recipe.data.slices and recipe.data.slices.axis
+    shape = preprocessed_shape(spatial, header.affine, recipe.data.spacing, recipe.data.orientation, across)
     return shape, tuple(spatial)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-_KILL_ON_PARENTS_DEATH = 1
+from fasttrain.own_process import end_with_parent
 
 
 def main() -> None:
     """Reads its task, carries it out, and exits with the code of the command line."""
     began = time.time()
-    with contextlib.suppress(OSError, AttributeError):
-        # Linux alone has it; elsewhere a drill that is itself killed leaves a process that ends with its run
-        ctypes.CDLL(None).prctl(_KILL_ON_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+    # Elsewhere than on Linux a drill that is itself killed leaves a process that ends with its run
+    end_with_parent()
     task: dict[str, Any] = json.loads(sys.stdin.readline())
     # Whatever a library prints is for the log
     os.dup2(2, 1)

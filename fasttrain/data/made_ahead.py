@@ -1,0 +1,223 @@
+"""Owns volumes that are made before they are asked for, by forked processes, while this one waits for other work."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fasttrain.data.preprocess import Preprocess
+from fasttrain.data.seen_files import SEEN, key_of
+from fasttrain.own_process import end_with_parent
+from fasttrain.samples import Case
+
+_NUMBER_BYTES = 4
+_MOST_CASES = 8192
+"""Their numbers lie in a pipe from the start, which holds 64 KiB."""
+_ALIGNED = 64
+_TENSOR = "tensor"
+_TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def can_make_ahead() -> bool:
+    """Whether this system forks and has memory without a name, as Linux has."""
+    return hasattr(os, "fork") and hasattr(os, "memfd_create")
+
+
+class MadeAhead:
+    """Forks `processes` at once, which preprocess `work` in its order and hand each record over in memory without a name.
+
+    Threads of this process would take turns with whatever else it does, and with each other for new pages of memory. A case that
+    a process could not make, or died of, is left to whoever asks for it, who is then told its fault. Files that this process
+    remembers (`SEEN`) are not read again. The processes touch no GPU, and end with this one.
+    """
+
+    def __init__(self, work: Sequence[tuple[Case, Preprocess]], processes: int) -> None:
+        self._work = list(work[:_MOST_CASES])
+        self._numbers = {(case, how.training): number for number, (case, how) in enumerate(self._work)}
+        self._made: dict[int, dict[str, Any] | None] = {}
+        self._changed = threading.Condition()
+        self._over = False
+        todo, numbers = os.pipe()
+        os.write(numbers, b"".join(number.to_bytes(_NUMBER_BYTES, "little") for number in range(len(self._work))))
+        os.close(numbers)
+        self._taking, giving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._children: list[int] = []
+        with giving:
+            try:
+                for _ in range(max(1, min(processes, len(self._work)))):
+                    self._children.append(self._forked(todo, giving))
+            except OSError:
+                # Those that were begun do the work
+                pass
+            finally:
+                os.close(todo)
+        self._taker = threading.Thread(target=self._take, name="taking volumes", daemon=True)
+        self._taker.start()
+
+    def record(self, case: Case, training: bool) -> dict[str, Any] | None:
+        """What `Preprocess` gives for the case, once it is there; None where it has to be made by the caller. Given once."""
+        number = self._numbers.get((case, training))
+        if number is None:
+            return None
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._made or self._over)
+            record = self._made.pop(number, None)
+        if record is not None:
+            for path in (*case.images, case.label):
+                # Made of it already
+                SEEN.take(None if path is None else key_of(path))
+        return record
+
+    def close(self) -> None:
+        """Ends the processes and gives up what nobody asked for."""
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._taker.join()
+        self._made.clear()
+
+    def _take(self) -> None:
+        """Until every process has ended."""
+        with self._taking:
+            while True:
+                try:
+                    word, descriptors, _, _ = socket.recv_fds(self._taking, _NUMBER_BYTES, 1)
+                except OSError:
+                    break
+                if not word:
+                    break
+                record = None
+                # Whoever asks then makes it
+                with contextlib.suppress(Exception):
+                    record = _mapped(descriptors[0]) if descriptors else None
+                with self._changed:
+                    self._made[int.from_bytes(word, "little")] = record
+                    self._changed.notify_all()
+        for child in self._children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+        self._children = []
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _forked(self, todo: int, giving: socket.socket) -> int:
+        # Blocked, so that a signal to the group can't end one that has not yet learnt to ignore it
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINERS_SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                # Of other threads' locks: a child takes none of theirs
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+            if not child:
+                self._become_maker(todo, giving)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        return child
+
+    def _become_maker(self, todo: int, giving: socket.socket) -> None:
+        try:
+            end_with_parent()
+            # What the parent's objects hold, on a GPU even, is not this process's to give up
+            gc.disable()
+            for number in _TRAINERS_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            # Another thread may have held their locks
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+            torch.set_num_threads(1)
+            self._make(todo, giving)
+        finally:
+            # Nothing of the parent's is to be closed or flushed twice
+            os._exit(0)
+
+    def _make(self, todo: int, giving: socket.socket) -> None:
+        while word := os.read(todo, _NUMBER_BYTES):
+            case, how = self._work[int.from_bytes(word, "little")]
+            memory = None
+            with contextlib.suppress(Exception):
+                memory = _written(how(case))
+            if memory is None:
+                giving.send(word)
+                continue
+            socket.send_fds(giving, [word], [memory])
+            os.close(memory)
+
+
+def _written(record: dict[str, Any]) -> int:
+    """The descriptor of memory that holds the record: its length and its text in JSON, then its tensors, each where that says."""
+    tensors: list[np.ndarray] = []
+    end = 0
+
+    def plain(value: Any) -> Any:
+        nonlocal end
+        if isinstance(value, torch.Tensor):
+            tensors.append(value.contiguous().numpy())
+            first, end = end, -(-(end + value.nbytes) // _ALIGNED) * _ALIGNED
+            return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), first]}
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        return value
+
+    text = json.dumps({key: plain(value) for key, value in record.items()}).encode()
+    begin = _after(text)
+    memory = os.memfd_create("fasttrain")
+    try:
+        os.ftruncate(memory, begin + end)
+        _write(memory, 0, len(text).to_bytes(8, "little") + text)
+        place = begin
+        for values in tensors:
+            _write(memory, place, values.reshape(-1).view(np.uint8).data)
+            place += -(-values.nbytes // _ALIGNED) * _ALIGNED
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def _after(text: bytes) -> int:
+    return -(-(8 + len(text)) // _ALIGNED) * _ALIGNED
+
+
+def _write(memory: int, place: int, values: Any) -> None:
+    left = memoryview(values)
+    while left:
+        count = os.pwrite(memory, left, place)
+        place, left = place + count, left[count:]
+
+
+def _mapped(memory: int) -> dict[str, Any]:
+    """The record that lies there, its tensors in that very memory, which is given back with the last of them."""
+    try:
+        # Python's mmap would keep a descriptor for each
+        size = os.fstat(memory).st_size
+        whole = torch.from_file(f"/proc/self/fd/{memory}", shared=True, size=size, dtype=torch.uint8)
+    finally:
+        os.close(memory)
+    length = int.from_bytes(whole[:8].numpy().tobytes(), "little")
+    text = whole[8 : 8 + length].numpy().tobytes()
+    begin = _after(text)
+
+    def real(value: Any) -> Any:
+        if isinstance(value, dict):
+            name, shape, first = value[_TENSOR]
+            dtype: torch.dtype = getattr(torch, name)
+            count = math.prod(shape) * dtype.itemsize
+            return whole[begin + first : begin + first + count].view(dtype).reshape(shape)
+        if isinstance(value, list):
+            return [real(one) for one in value]
+        return value
+
+    return {key: real(value) for key, value in json.loads(text).items()}
