@@ -64,6 +64,10 @@ class StorageError(FasttrainError):
     exit_code = EXIT_STORAGE
 
 
+class InUseError(StorageError):
+    """Another process is at work there, so that nothing has ended."""
+
+
 class DivergedError(FasttrainError):
     """Training produced non-finite losses for too long."""
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from fasttrain.errors import RecipeError, StorageError
+from fasttrain.errors import InUseError, RecipeError, StorageError
 
 FORMAT_VERSION = 1
 
@@ -95,7 +95,7 @@ def _free(folder: Path) -> str:
 
 class RunFolder:
     """One run's folder: `recipe.yaml, environment.json, plan.json, metrics.csv, events.jsonl, summary.json, checkpoints/,
-    plots/, pictures/, tensorboard/, tune/`.
+    plots/, pictures/, tensorboard/, tune/, report.html`.
 
     It is claimed by a lock that ends with its process, so that two processes never write into one run.
     """
@@ -116,6 +116,8 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.folds = path / "folds.json"
         self.tune = path / "tune"
+        self.report = path / "report.html"
+        self.lock = path / "run.lock"
         self._lock: IO[bytes] | None = None
 
     def fold(self, number: int) -> Path:
@@ -185,13 +187,14 @@ class RunFolder:
         nothing = summary.get("status") == "failed" and summary.get("steps") == 0
         return nothing and not self.has_checkpoints()
 
-    def last_written(self) -> tuple[int, int] | None:
-        """What tells one `last.pt` from the one that takes its place; None where there is none."""
-        try:
-            found = self.last.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+    def checkpoints_written(self) -> tuple[tuple[str, int, int], ...]:
+        """What tells each checkpoint from the one that takes its place."""
+        found = []
+        for path in sorted(self._checkpoint_files()):
+            with contextlib.suppress(OSError):
+                written = path.stat()
+                found.append((path.name, written.st_ino, written.st_mtime_ns))
+        return tuple(found)
 
     def has_checkpoints(self) -> bool:
         """True where any checkpoint was written, sound or not."""
@@ -206,6 +209,7 @@ class RunFolder:
             if self.never_trained():
                 return
             if self.holds_a_run():
+                self.check_not_in_use()
                 raise RecipeError(
                     f"{self.path} already holds a run; go on with it by `fasttrain resume {self.path}`, "
                     "or choose another --run"
@@ -223,9 +227,9 @@ class RunFolder:
         """True for what a run leaves that was cut short before it had its recipe, and for what was measured before it."""
         if entry == self.checkpoints:
             return entry.is_dir() and not any(entry.iterdir())
-        return entry.name in ("run.lock", self.environment.name, self.plan.name, self.folds.name, self.tune.name) or (
-            entry.name.startswith(".") and entry.name.endswith(".part")
-        )
+        before = (self.lock, self.environment, self.plan, self.folds, self.tune)
+        half = entry.name.startswith(".") and entry.name.endswith(".part")
+        return half or entry.name in {path.name for path in before}
 
     def create(self) -> None:
         """Makes and claims the folder of a new run; RecipeError where it holds one, StorageError where it can't be made."""
@@ -237,18 +241,22 @@ class RunFolder:
                 f"run folder {self.path} cannot be made: {error.strerror}; choose another with --run"
             ) from error
         self.claim()
+        # Once more: another process may have had the folder since, and be done with it
+        self.check_new()
         if self.never_trained():
             for left in (self.recipe, self.environment, self.plan, self.metrics, self.events, self.summary, self.folds):
                 left.unlink(missing_ok=True)
 
     def claim(self) -> None:
-        """Takes the folder for this process; raises StorageError where another process has it or it cannot be written."""
+        """Takes the folder for this process; raises InUseError where another process has it, StorageError where it cannot be
+        written, or where something of another kind has the name of a file that the run will write.
+        """
         try:
             # A record lock binds processes only
             if self._key() in _CLAIMED:
                 raise OSError(errno.EAGAIN, "claimed by this process")
             # Unbuffered: text that a full disk refused must not come back when the file is closed
-            self._lock = open(self.path / "run.lock", "a+b", buffering=0)  # noqa: SIM115 - held until release()
+            self._lock = open(self.lock, "a+b", buffering=0)  # noqa: SIM115 - held until release()
             # A record lock, not flock: loader workers inherit a flock, and would hold the run of a trainer that was killed
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._lock.truncate(0)
@@ -261,12 +269,48 @@ class RunFolder:
                 self._lock.close()
                 self._lock = None
             if taken:
-                raise StorageError(
-                    f"run folder {self.path} is in use by {holder}; wait for it, or take another folder"
-                ) from error
+                raise InUseError(self._told_in_use(holder)) from error
             raise StorageError(
                 f"run folder {self.path} cannot be written: {error.strerror}{_free(self.path)}; choose another with --run"
             ) from error
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        """What could not be written in the end is found before hours are spent on it."""
+        files = (self.recipe, self.environment, self.plan, self.metrics, self.events, self.summary, self.last, self.best)
+        folders = (self.checkpoints, self.plots, self.pictures, self.tensorboard)
+        faults = [f"{path} is a folder, and the run writes a file there; move it away" for path in files if path.is_dir()]
+        faults += [
+            f"{path} is a file, and the run has a folder there; move it away"
+            for path in folders
+            if path.exists() and not path.is_dir()
+        ]
+        if faults:
+            self.release()
+            raise StorageError(faults)
+
+    def _told_in_use(self, holder: str) -> str:
+        return f"run folder {self.path} is in use by {holder}; wait for it, or take another folder"
+
+    def check_not_in_use(self) -> None:
+        """Raises InUseError where another process has the folder."""
+        if (holder := self.in_use_by()) is not None:
+            raise InUseError(self._told_in_use(holder))
+
+    def in_use_by(self) -> str | None:
+        """The other process that has the folder, in words; None where none has, or where it is this one's."""
+        if self.claimed_here():
+            # Closing a second handle would end the claim
+            return None
+        try:
+            with open(self.lock, "r+b", buffering=0) as lock:
+                try:
+                    os.lockf(lock.fileno(), os.F_TEST, 0)
+                except (PermissionError, BlockingIOError):
+                    return lock.read().decode(errors="replace").strip() or "another process"
+        except OSError:
+            pass
+        return None
 
     def _holder(self) -> str:
         # Through the file that is open anyway: closing a second one would end this process's own record locks on it
@@ -275,6 +319,10 @@ class RunFolder:
                 self._lock.seek(0)
                 return self._lock.read().decode(errors="replace").strip() or "another process"
         return "another process" if self._lock is not None else "this process"
+
+    def claimed_here(self) -> bool:
+        """Whether this process has claimed the folder. Then it must not open the lock's file: closing it would end the claim."""
+        return self._key() in _CLAIMED
 
     def _key(self) -> str:
         return os.path.realpath(self.path)

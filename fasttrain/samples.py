@@ -86,7 +86,8 @@ class Sample:
 class Batch:
     """What one forward pass sees.
 
-    image: [batch, channel, *patch] float32 (or the storage dtype), of neighbouring slices those of the lowest first; label: [batch, 1, *patch] uint8, as a Sample's.
+    image: [batch, channel, *patch] float32 (or the storage dtype), with neighbouring slices the channels of the lowest first;
+    label: [batch, 1, *patch] uint8, as a Sample's.
     positions: the global sample positions of the patches (see `batches.order`), and `names` the cases they came from.
     """
 

@@ -35,6 +35,9 @@ refuse() {
   exit "$1"
 }
 
+# What stands at the head of this file.
+show_help() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
 find_fasttrain() {
   local found="${FASTTRAIN:-}"
   [[ -n "$found" ]] || found="$(command -v fasttrain || true)"
@@ -62,7 +65,11 @@ take_arguments() {
 
 take() {
   case "$1" in
-    --run) run="$2" ;;
+    --run)
+      run="$2"
+      # As `fasttrain train` tells it to --on-finish
+      [[ -z "$run" || "$run" == /* ]] || run="$PWD/$run"
+      ;;
     --on-finish) on_finish="$2" ;;
     --resume) [[ "$2" == auto ]] || refuse 2 "--resume $2: this script always resumes by itself (--resume auto)" ;;
   esac
@@ -183,6 +190,10 @@ finish() {
 
 main() {
   local code=0 last
+  if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
+    show_help
+    exit 0
+  fi
   find_fasttrain
   take_arguments "$@"
   check_on_finish

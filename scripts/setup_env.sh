@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with fasttrain in it: scripts/setup_env.sh [DIR]     (default: .venv in the checkout)
 #
-#   PYTHON=python3.12          the interpreter to build on (default: python3)
+#   PYTHON=python3.12          the interpreter to build on (default: python3; with the environment active, the one below it)
 #   FASTTRAIN_DEV=1            with the development tools
 #   FASTTRAIN_SYSTEM_TORCH=0   do not use a CUDA build of torch that the interpreter already has
 #
@@ -10,6 +10,14 @@
 # something, and one sentence says what to do. Messages go to stderr.
 set -euo pipefail
 
+if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+  exit 0
+fi
+if [[ "${1:-}" == -* ]]; then
+  printf 'setup_env: %s is no folder for the environment; see %s --help\n' "$1" "$0" >&2
+  exit 2
+fi
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${PYTHON:-python3}"
 dev="${FASTTRAIN_DEV:-0}"
@@ -25,10 +33,42 @@ fail() {
   exit 4
 }
 
+# Whether a program lies in the environment, or is a link that leads through it, also one that leads in a circle.
+is_own() {
+  local path="$1" target
+  for _ in {1..40}; do
+    [[ ! "$(dirname "$path")" -ef "$venv/bin" ]] || return 0
+    target="$(readlink "$path")" || return 1
+    [[ "$target" == /* ]] || target="$(dirname "$path")/$target"
+    path="$target"
+  done
+}
+
+# With the environment active, python3 is its own, which would take another base for a reason to clear the environment, itself
+# among it, and at worst link itself to itself. So that one is never built on, but the one that the environment was made with.
+find_python() {
+  local found former folder path=""
+  found="$(command -v "$python")" ||
+    fail "$python was not found; install Python 3.10 or later, or name one with PYTHON=/path/to/python3."
+  is_own "$found" || return 0
+  former="$(stamp_line 4)"
+  if [[ -n "$former" && -x "$former" ]] && ! is_own "$former"; then
+    python="$former"
+    return
+  fi
+  while IFS= read -r -d : folder; do
+    [[ "$folder" -ef "$venv/bin" ]] || path+="${path:+:}$folder"
+  done <<<"$PATH:"
+  former="$(PATH="$path" command -v "$(basename "$python")" || PATH="$path" command -v python3 || true)"
+  if [[ -z "$former" ]] || is_own "$former"; then
+    fail "$found is the environment's own, on which it cannot be built, and there is no other; name one with PYTHON=/path/to/python3."
+  fi
+  python="$former"
+}
+
 check_python() {
   local version
-  command -v "$python" >/dev/null ||
-    fail "$python was not found; install Python 3.10 or later, or name one with PYTHON=/path/to/python3."
+  find_python
   version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" ||
     fail "$python does not run; name a Python 3.10 or later with PYTHON=/path/to/python3."
   if [[ "${version%%.*}" -lt 3 || ("${version%%.*}" -eq 3 && "${version#*.}" -lt 10) ]]; then
@@ -79,6 +119,14 @@ PYTHON
 }
 
 stamp_line() { sed -n "$1p" "$stamp" 2>/dev/null || true; }
+
+# Of the interpreter that it was made with, whatever PATH is by the next time.
+python_path() {
+  local path
+  path="$(command -v "$python")"
+  [[ "$path" == /* ]] || path="$PWD/$path"
+  printf '%s' "$path"
+}
 
 is_up_to_date() {
   local found
@@ -134,7 +182,9 @@ PYTHON
 make_venv() {
   local kind="$1"
   shift
-  [[ "$(stamp_line 1)" != "$(base_line)" || "$(stamp_line 2)" != "$kind" ]] || return 0
+  if [[ "$(stamp_line 1)" == "$(base_line)" && "$(stamp_line 2)" == "$kind" ]] && "$venv/bin/python" -c "" 2>/dev/null; then
+    return 0
+  fi
   if [[ -e "$venv" && ! -e "$stamp" && ! -e "$venv.unfinished" && -n "$(ls -A "$venv")" ]]; then
     fail "$venv exists and was not made by this script; move it away or give another folder: $0 DIR"
   fi
@@ -142,7 +192,7 @@ make_venv() {
   { mkdir -p "$venv" && : >"$venv.unfinished"; } || fail "$venv cannot be made; give a folder that can be written: $0 DIR"
   "$python" -m venv --clear "$@" "$venv" >&2 ||
     fail "$python could not make a virtual environment in $venv (its reason stands above); give another folder: $0 DIR"
-  printf '%s\n%s\nunfinished\n' "$(base_line)" "$kind" >"$stamp"
+  printf '%s\n%s\nunfinished\n%s\n' "$(base_line)" "$kind" "$(python_path)" >"$stamp"
   rm -f "$venv.unfinished"
 }
 
@@ -194,7 +244,7 @@ main() {
     make_venv own
     install --constraint "$root/constraints.txt"
   fi
-  printf '%s\n%s\n%s\n' "$(base_line)" "$(stamp_line 2)" "$(content_line "$dev")" >"$stamp.new"
+  printf '%s\n%s\n%s\n%s\n' "$(base_line)" "$(stamp_line 2)" "$(content_line "$dev")" "$(python_path)" >"$stamp.new"
   mv "$stamp.new" "$stamp"
   say "$venv is ready: $venv/bin/fasttrain --help"
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fasttrain.augment import Chances
-from fasttrain.recipe.data_spec import PatchSpec
+from fasttrain.recipe.patch_spec import PatchSpec
 from fasttrain.samples import Sample
 
 _NONE = np.empty(0, np.uint16)

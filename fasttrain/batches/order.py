@@ -36,7 +36,6 @@ class Order:
             cases[chosen] = shuffled[places[chosen] // self.samples_per_case]
         return cases
 
-
     def turns_at(self, positions: np.ndarray) -> np.ndarray:
         """For each of `positions` [n] how many samples its case gave before, int64 [n]."""
         numbers, places = np.divmod(positions, self.pass_length)

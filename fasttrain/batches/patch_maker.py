@@ -13,6 +13,7 @@ from fasttrain.augment import Augmenter, Chances, Draws
 from fasttrain.batches.crop import CaseCentres, CentreTables, SliceOf, cut_patch
 from fasttrain.batches.order import Order
 from fasttrain.batches.slices import SliceTurns
+from fasttrain.ranges import part
 from fasttrain.recipe import Recipe
 from fasttrain.samples import CaseSource
 
@@ -32,7 +33,8 @@ class RawBatch:
 
     def to(self, device: torch.device) -> RawBatch:
         """The batch with its patches on `device`, copied without waiting where they are pinned."""
-        image, label = self.image.to(device, non_blocking=True), self.label.to(device, non_blocking=True)
+        with part("copy"):
+            image, label = self.image.to(device, non_blocking=True), self.label.to(device, non_blocking=True)
         return RawBatch(image, label, self.draws, tuple(self.positions), tuple(self.names))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -79,6 +81,10 @@ class PatchMaker:
 
     def make(self, first_position: int) -> RawBatch:
         """The `batch_size` patches from `first_position` on: image float32, label uint8 (int16 for a dose)."""
+        with part("cut"):
+            return self._made(first_position)
+
+    def _made(self, first_position: int) -> RawBatch:
         assert self.source is not None
         positions = self._positions(first_position)
         chances = Chances(self.order.seed, positions)
@@ -116,7 +122,8 @@ class PatchMaker:
 
     def augment(self, raw: RawBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Applies the draws on the device where the patches are; image and label may be changed in place."""
-        return self.augmenter.apply(raw.image, raw.label, raw.draws)
+        with part("augment"):
+            return self.augmenter.apply(raw.image, raw.label, raw.draws)
 
 
 def as_message(raw: RawBatch) -> dict[str, Any]:

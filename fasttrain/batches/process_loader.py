@@ -24,7 +24,7 @@ from fasttrain.batches.worker_watch import LOST_BATCH
 from fasttrain.errors import MachineError
 from fasttrain.own_process import end_with_parent
 
-_TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
 _TIMED_OUT = "DataLoader timed out"
 _SHARED_MEMORY = Path("/dev/shm")

@@ -19,6 +19,7 @@ from fasttrain.batches.order import Order
 from fasttrain.batches.patch_maker import Drawn, PatchMaker
 from fasttrain.batches.resident_volumes import AXES, Resident, in_three_axes
 from fasttrain.kernels.patches import cut
+from fasttrain.ranges import part
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch
 
@@ -97,17 +98,19 @@ class ResidentSource:
             if depth > 1:
                 displacement = displacement.repeat_interleave(depth, 0)
         numbers = sent(torch.from_numpy(self._of_slices(resident, _numbers(drawn, matrix))), self.device)
-        image, label = cut(
-            resident.volumes,
-            numbers[:, 0],
-            numbers[:, 1 : 1 + AXES],
-            numbers[:, 1 + AXES :].view(torch.float32).unflatten(1, (AXES, AXES)),
-            in_three_axes(tuple(size)),
-            displacement,
-        )
+        with part("cut"):
+            image, label = cut(
+                resident.volumes,
+                numbers[:, 0],
+                numbers[:, 1 : 1 + AXES],
+                numbers[:, 1 + AXES :].view(torch.float32).unflatten(1, (AXES, AXES)),
+                in_three_axes(tuple(size)),
+                displacement,
+            )
         if len(size) < AXES:
             image, label = image.squeeze(2), label.squeeze(2)
-        image = augmenter.apply_intensity(image, drawn.draws)
+        with part("augment"):
+            image = augmenter.apply_intensity(image, drawn.draws)
         if depth > 1:
             image = image.unflatten(0, (-1, depth)).flatten(1, 2)
             label = label.unflatten(0, (-1, depth))[:, self.maker.neighbours]

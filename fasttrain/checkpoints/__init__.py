@@ -1,6 +1,6 @@
 """Checkpoints: copied between two steps, written whole with a checksum beside the training, read back only when sound."""
 
-from fasttrain.checkpoints.read import ReadCheckpoint, newest_good, read_checkpoint
+from fasttrain.checkpoints.read import ReadCheckpoint, furthest_good, newest_good, read_checkpoint
 from fasttrain.checkpoints.snapshot import Snapshot, Snapshots
 from fasttrain.checkpoints.write import checkpoint_bytes, free_bytes, write_checkpoint
 
@@ -10,6 +10,7 @@ __all__ = [
     "Snapshots",
     "checkpoint_bytes",
     "free_bytes",
+    "furthest_good",
     "newest_good",
     "read_checkpoint",
     "write_checkpoint",

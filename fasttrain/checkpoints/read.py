@@ -1,4 +1,4 @@
-"""Owns how a checkpoint file becomes a state again: sound ones only, and the newest sound one where the last is damaged."""
+"""Owns how a checkpoint file becomes a state again: sound ones only, and of several the one wanted, or the one furthest on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 from fasttrain.checkpoints.checksum import KEY, checksum
 from fasttrain.checkpoints.write import FORMAT_VERSION
 from fasttrain.errors import StorageError
+
+_NOWHERE = (-1, -1)
 
 
 @dataclass(frozen=True)
@@ -59,28 +61,65 @@ def newest_good(last: Path, others: Iterable[Path]) -> ReadCheckpoint:
     How far one got is its `progress.step`: file times are lost when a run is copied.
     """
     damaged: list[str] = []
+    if last.exists():
+        state = _sound(last, damaged)
+        if state is not None:
+            return ReadCheckpoint(last, state)
+    return _furthest(last, others, damaged)
 
-    def sound(path: Path) -> dict[str, Any] | None:
+
+def furthest_good(last: Path, others: Iterable[Path]) -> ReadCheckpoint:
+    """The sound one of all that got furthest, `last` where another got as far; raises StorageError where none is sound.
+
+    Whatever was cut short between two files, or writes one of them less often, leaves another that is newer than `last`. Only the
+    one that is chosen is read as a whole, and those that say nothing of how far they got.
+    """
+    return _furthest(last, [last, *others], [])
+
+
+def _furthest(last: Path, paths: Iterable[Path], damaged: list[str]) -> ReadCheckpoint:
+    reached: dict[Path, tuple[int, int]] = {}
+    read: dict[Path, dict[str, Any]] = {}
+    for path in paths:
         if not path.exists():
-            return None
-        try:
-            return read_checkpoint(path)
-        except StorageError as error:
-            damaged.extend(error.faults)
-            return None
-
-    state = sound(last)
-    if state is not None:
-        return ReadCheckpoint(last, state)
-    found = [(path, state) for path in others if (state := sound(path)) is not None]
-    if not found:
-        raise StorageError(damaged or [f"there is no checkpoint to go on from: {last} does not exist"])
-    path, state = max(found, key=lambda pair: _steps(pair[1]))
-    return ReadCheckpoint(path, state, tuple(damaged))
+            continue
+        place = _glance(path)
+        if place is None and (state := _sound(path, damaged)) is not None:
+            read[path], place = state, _place(state)
+        if place is not None:
+            reached[path] = place
+    # Stable, so that of two that got as far the first one stands
+    for path in sorted(reached, key=lambda one: reached[one], reverse=True):
+        state = read[path] if path in read else _sound(path, damaged)
+        if state is not None:
+            return ReadCheckpoint(path, state, tuple(damaged))
+    raise StorageError(damaged or [f"there is no checkpoint to go on from: {last} does not exist"])
 
 
-def _steps(state: dict[str, Any]) -> int:
-    """How far a checkpoint got; -1 where it does not say, so that any that does comes first."""
+def _sound(path: Path, damaged: list[str]) -> dict[str, Any] | None:
+    try:
+        return read_checkpoint(path)
+    except StorageError as error:
+        damaged.extend(error.faults)
+        return None
+
+
+def _glance(path: Path) -> tuple[int, int] | None:
+    """How far a checkpoint says that it got, without reading its tensors; None where it does not say."""
+    if not path.is_file():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # whatever is wrong with it shows when it is read as a whole
+        return None
+    place = _place(state) if isinstance(state, dict) else _NOWHERE
+    return None if place == _NOWHERE else place
+
+
+def _place(state: dict[str, Any]) -> tuple[int, int]:
+    """Steps and closed epochs of a checkpoint; `_NOWHERE` where it does not say, so that any that does comes first."""
     progress = state.get("progress")
-    step = progress.get("step") if isinstance(progress, dict) else None
-    return step if isinstance(step, int) else -1
+    if not isinstance(progress, dict):
+        return _NOWHERE
+    step, epoch = progress.get("step"), progress.get("epoch")
+    return (step if isinstance(step, int) else -1, epoch if isinstance(epoch, int) else -1)

@@ -52,9 +52,10 @@ def _layout_row(checked: Checked) -> tuple[str, str]:
     data, source = checked.terms.data, checked.terms.data.source
     where = ""
     if isinstance(source, FoldersSource):
+        inner = "CASE/" if source.case_folders else ""
         images, labels = (
-            f"{source.images}/CASE{'|'.join(source.image_suffixes)}",
-            f"{source.labels}/CASE{source.label_suffix}",
+            f"{source.images}/{inner}CASE{'|'.join(source.image_suffixes)}",
+            f"{source.labels}/{inner}CASE{source.label_suffix}",
         )
         where = f" ({images} with {labels})"
     return "layout", f"{source.kind}{where}, {_many(len(data.channels), 'channel')}: {', '.join(data.channels)}"
@@ -131,6 +132,8 @@ def _figure_rows(figures: Figures, checked: Checked) -> list[tuple[str, str]]:
     shape = f"median {_floats(figures.median_shape)} voxels of {_floats(figures.median_spacing)} mm"
     if terms.data.spacing is not None:
         shape += f"; {_floats(figures.resampled_median_shape)} after resampling to {_floats(terms.data.spacing)} mm"
+    if terms.data.slices is not None:
+        shape += f"; cut into slices ({terms.data.slices.axis}) of {_floats(figures.resampled_median_shape[1:])}"
     share = "–" if figures.foreground_share is None else f"{figures.foreground_share:.3%} of all voxels"
     return [
         ("volumes", shape),

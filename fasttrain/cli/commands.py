@@ -21,6 +21,14 @@ COMMANDS = {
         "tune_commands:tune_command",
         "Measure batch size, cache, loader and sliding window on this machine, then train with what is fastest.",
     ),
+    "profile": (
+        "profile_command:profile_command",
+        "Say where a training step's time goes, what holds the run back, and what would gain most.",
+    ),
+    "ablate": (
+        "ablate_command:ablate_command",
+        "Measure what each acceleration gives on this machine: off alone, and on alone from a plain loop of PyTorch's.",
+    ),
     "check": (
         "check_command:check_command",
         "Read every image and label in full and list every fault of every case; nothing is trained.",
@@ -35,6 +43,15 @@ COMMANDS = {
         "trained_commands:predict_command",
         "Write a label map for every volume, on its own grid and with the recipe's label values.",
     ),
+    "monitor": (
+        "monitor_command:monitor_command",
+        "Watch a run from another terminal: how far, how good, how fast, and what is left.",
+    ),
+    "report": (
+        "report_command:report_command",
+        "Write a run's report: one HTML file with its curves, plan, cases, machine and cost, that needs nothing else to be read.",
+    ),
+    "runs": ("runs_commands:runs_app", "List runs with their key figures; compare two."),
     "recipes": ("recipe_commands:recipes_app", "List, show, copy, validate and suggest recipes."),
     "data": ("data_commands:data_app", "Fetch public data sets; show and clear what is stored."),
 }

@@ -27,6 +27,7 @@ _CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGTERM: EXIT_TERMINATED,
     signal.SIGUSR1: EXIT_TERMINATED,
+    signal.SIGHUP: EXIT_TERMINATED,
 }
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -99,23 +100,11 @@ def _fetched(name: str, to: Path | None, address: str | None, md5: str | None, r
                 f"{fetched.known.task}: {counted(present.cases, 'case')} with and {present.unlabelled} without a label, "
                 f"in {fetched.folder} ({LICENCE})"
             )
-        for sentence in _next_lines(name, fetched.folder, to):
-            view.say(sentence)
+        where = ["--data", str(to)] if to is not None else []
+        view.say(f"train on it with: {shlex.join(['fasttrain', 'train', '--recipe', name, *where])}")
         return fetched
     finally:
         view.close()
-
-
-def _next_lines(name: str, folder: Path, to: Path | None) -> list[str]:
-    """What to do with the set; where no recipe is bundled for it, first how to get one."""
-    from fasttrain.recipe import bundled_recipes
-
-    where = ["--data", str(to)] if to is not None else []
-    if name in bundled_recipes():
-        return [f"train on it with: {shlex.join(['fasttrain', 'train', '--recipe', name, *where])}"]
-    suggest = shlex.join(["fasttrain", "recipes", "suggest", "--data", str(folder), "--name", name])
-    train = shlex.join(["fasttrain", "train", "--recipe", f"{name}.yaml", *where])
-    return [f"no recipe is bundled for it; let one be written with: {suggest}", f"train on it then with: {train}"]
 
 
 def _document(fetched: Fetched) -> dict[str, Any]:
@@ -143,7 +132,7 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGUSR1 raise `_Ended` wherever the fetch is, a second one ends the process at once."""
+    """SIGINT, SIGTERM, SIGUSR1 and SIGHUP raise `_Ended` wherever the fetch is, a second one ends the process at once."""
 
     def at_once(number: int, _: FrameType | None) -> NoReturn:
         os._exit(_CODES[signal.Signals(number)])

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from typing import TYPE_CHECKING
 
 from fasttrain.telemetry.events import EpochEnded, FirstStep, RunEnded, RunStarted, StepLogged, ValidationFigures
 from fasttrain.wording import counted
+
+if TYPE_CHECKING:
+    from fasttrain.history.estimate import Estimate
 
 
 def loss_text(loss: float) -> str:
@@ -62,11 +66,12 @@ def classes_text(scores: ValidationFigures) -> str:
 
 
 def scores_text(scores: ValidationFigures) -> str:
-    """`dice 0.871 (anterior 0.88, posterior 0.86)`, or `dose score 3.12 Gy  DVH score 2.40 Gy`."""
+    """`dice 0.871 (anterior 0.88, posterior 0.86)`, with slices their mean, or `dose score 3.12 Gy  DVH score 2.40 Gy`."""
     if scores.dose_score is not None:
         return f"dose score {score_text(scores.dose_score, 3)} Gy  DVH score {score_text(scores.dvh_score, 3)} Gy"
     classes = f" ({classes_text(scores)})" if scores.dice_by_class else ""
-    return f"dice {score_text(scores.dice, 3)}{classes}"
+    slices = f"  of slices {score_text(scores.slice_dice, 3)}" if scores.slice_dice is not None else ""
+    return f"dice {score_text(scores.dice, 3)}{classes}{slices}"
 
 
 def device_text(event: EpochEnded | StepLogged) -> str | None:
@@ -105,14 +110,31 @@ def hours_text(hours: float | None, cost: float | None) -> str | None:
     return f"in all {duration_text(hours * 3600)}" + ("" if cost is None else f", {cost:.2f} USD")
 
 
+def estimate_text(expected: Estimate | str) -> str:
+    """`about 3 h 10 min, 7.92 USD, by runs/x on this kind of machine: 12.3 s an epoch, 8.1 s a validation, …`."""
+    if isinstance(expected, str):
+        return expected
+    cost = "" if expected.cost is None else f", {expected.cost:.2f} USD"
+    parts = [f"{expected.seconds_per_epoch:.3g} s an epoch"]
+    if expected.seconds_per_validation is not None:
+        parts.append(f"{expected.seconds_per_validation:.3g} s a validation")
+    parts.append(f"{expected.seconds_to_first_step:.3g} s to the first step")
+    parts.append(f"{expected.other_seconds:.3g} s for the rest")
+    alone = "; a single epoch was measured, which has its start-up in it" if expected.epochs_measured == 1 else ""
+    about = duration_text(expected.hours * 3600)
+    return f"about {about}{cost}, by {expected.run} on this kind of machine: {', '.join(parts)}{alone}"
+
+
 def first_step_line(event: FirstStep) -> str:
     """`first step after 9.4 s: import 3.1, check 0.5, read 2.0, first step 0.4`; parts that round to nothing are left out."""
     parts = [f"{name.replace('_', ' ')} {seconds:.1f}" for name, seconds in event.parts.items() if seconds >= 0.05]
     return f"first step after {event.seconds:.1f} s: {', '.join(parts)}"
 
 
-def end_line(event: RunEnded) -> str:
-    """How the run ended: status, best score and its epoch, run folder, and how to go on where it was cut short."""
+def end_line(event: RunEnded, further: str = "") -> str:
+    """How the run ended: status, best score and its epoch, run folder, and how to go on where it was cut short; further: options
+    of that command which the run knows nothing of.
+    """
     ending = event.status
     if event.stopped_by:
         ending += f" by {event.stopped_by}"
@@ -129,7 +151,7 @@ def end_line(event: RunEnded) -> str:
         whole = f", {hours_text(event.run_hours, event.run_cost)}"
     line = f"{ending} after {duration_text(event.seconds)}{whole}: {best}; run folder {event.run}"
     if event.resume_command:
-        line += f"; go on with: {event.resume_command}"
+        line += f"; go on with: {event.resume_command}{further}"
     return one_line(line)
 
 

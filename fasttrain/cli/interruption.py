@@ -12,10 +12,15 @@ import signal
 
 from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
+TYPE_CHECKING = False  # typing's own would have to be loaded
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGTERM: EXIT_TERMINATED,
     signal.SIGUSR1: EXIT_TERMINATED,
+    signal.SIGHUP: EXIT_TERMINATED,
 }
 
 
@@ -33,14 +38,19 @@ def raise_on_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def end_with(exit_code: int) -> None:
-    """From now on all is done: a signal only hastens the end, and changes nothing about it."""
-    _answer(lambda number, frame: os._exit(exit_code))
+def end_with(exit_code: int, first: Callable[[], None] = lambda: None) -> None:
+    """From now on all is done: a signal only hastens the end, and changes nothing about it. first: what is to be ended before."""
+
+    def end(number: int, frame: object) -> None:
+        first()
+        os._exit(exit_code)
+
+    _answer(end)
 
 
 def _answer(handler: object) -> None:
     for number in _CODES:
-        # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front
+        # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front, and nohup a lost terminal
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -25,6 +25,7 @@ from fasttrain.cli.figures import (
     share_text,
     start_lines,
 )
+from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.telemetry.events import (
     EpochEnded,
     Event,
@@ -83,7 +84,7 @@ class LiveView:
         elif isinstance(event, RunEnded):
             self._progress = None
             self._stop()
-            self._say(end_line(event), "bold")
+            self._say(end_line(event, ON_FINISH.option), "bold")
 
     def close(self) -> None:
         """Ends the drawing and gives the terminal back with its cursor, whatever happened; may be called twice."""
@@ -151,6 +152,8 @@ class LiveView:
             text.append(f"  best {self._best[0]:.3f} in epoch {self._best[1]}", style="dim")
         if scores.dvh_score is not None:
             text.append(f"  DVH score {scores.dvh_score:.3f} Gy", style="dim")
+        if scores.slice_dice is not None:
+            text.append(f"  of slices {scores.slice_dice:.3f}", style="dim")
         if scores.hd95 is not None:
             text.append(f"  hd95 {scores.hd95:.1f} mm", style="dim")
         for index, (name, value) in enumerate((scores.dice_by_class or scores.dvh_by_structure).items()):

@@ -19,6 +19,7 @@ from fasttrain.errors import (
     EXIT_OUT_OF_MEMORY,
     EXIT_STORAGE,
     FasttrainError,
+    InUseError,
     wants_memory,
 )
 
@@ -56,19 +57,38 @@ def run(arguments: list[str] | None = None) -> None:
             stream.flush()
         except (OSError, ValueError):
             _silence(stream)
-    _finish(code, alone)
-    sys.exit(code)
+    _finish(code, alone, given)
+    sys.exit(_told_to_loop(code))
 
 
-def _finish(code: int, alone: bool) -> None:
-    """What `--on-finish` asks for, last of all, since it may be what takes the machine away."""
-    # A command that has the option has loaded it
+def _told_to_loop(code: int) -> int:
+    """The exit code, or what a loop around the command (scripts/keep_training.sh) wants to be told where another process is at
+    work on the run: nothing has ended then.
+    """
+    wanted = os.environ.get("FASTTRAIN_EXIT_IN_USE", "")
     on_finish = sys.modules.get("fasttrain.cli.on_finish")
-    if on_finish is None:
+    in_use = code != 0 and on_finish is not None and on_finish.ON_FINISH.in_use
+    return int(wanted) if in_use and wanted.isdecimal() and len(wanted) <= 3 else code
+
+
+def _finish(code: int, alone: bool, given: list[str]) -> None:
+    """What `--on-finish` asks for, last of all, since it may be what takes the machine away."""
+    late = code and any(text.partition("=")[0] == "--on-finish" for text in given)
+    # A command that has the option has loaded it, unless its options were refused
+    if not late and "fasttrain.cli.on_finish" not in sys.modules:
+        return
+    try:
+        from fasttrain.cli.on_finish import ON_FINISH
+    except Exception as error:
+        # What ended the command may be what is in its way, too
+        _tell(f"--on-finish could not be run: {error or type(error).__name__}")
         return
     if alone:
+        end_with(code, ON_FINISH.end_command)
         raise_on_ctrl_c()
-    on_finish.ON_FINISH.carry_out(code)
+    if late:
+        ON_FINISH.ask_for([text for text in given if text != "--debug"])
+    ON_FINISH.carry_out(code)
     if alone:
         end_with(code)
 
@@ -81,6 +101,10 @@ def _guarded(arguments: list[str], debug: bool) -> int:
         sys.stdout.flush()  # here and not when the interpreter ends, where an error could no longer become a sentence
         return result if isinstance(result, int) else 0
     except FasttrainError as error:
+        if isinstance(error, InUseError):
+            from fasttrain.cli.on_finish import ON_FINISH
+
+            ON_FINISH.leave_out()
         if debug:
             _print_traceback()
         for fault in error.faults:

@@ -21,6 +21,7 @@ from fasttrain.cli.figures import (
     share_text,
     start_lines,
 )
+from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.telemetry.events import (
     CheckpointSaved,
     EpochEnded,
@@ -80,7 +81,7 @@ class PlainView:
         if isinstance(event, Message):
             return [one_line(f"warning: {event.text}" if event.level == "warning" else event.text)]
         if isinstance(event, RunEnded):
-            return [end_line(event)]
+            return [end_line(event, ON_FINISH.option)]
         if isinstance(event, FirstStep):
             self._under_way = "first step taken"
             return [first_step_line(event)]

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fasttrain.cli.figures import estimate_text
 from fasttrain.run_folder import without_half_pairs
+from fasttrain.telemetry.strict_json import plain
 from fasttrain.wording import counted, size_in_memory
 
 if TYPE_CHECKING:
     from fasttrain.engine.run import Prepared
+    from fasttrain.history.estimate import Estimate
 
 
 def print_json(document: Any) -> None:
@@ -33,8 +36,8 @@ def print_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
         print(indent + "  ".join([*cells, row[-1]]).rstrip())
 
 
-def print_plan(prepared: Prepared, as_json: bool) -> None:
-    """The plan of a dry run."""
+def print_plan(prepared: Prepared, as_json: bool, expected: Estimate | str) -> None:
+    """The plan of a dry run, and what the run is expected to take or why that is not known."""
     plan, recipe = prepared.plan, prepared.recipe
     if as_json:
         names = {"training": prepared.split.train, "validation": prepared.split.validation, "test": prepared.split.test}
@@ -48,6 +51,8 @@ def print_plan(prepared: Prepared, as_json: bool) -> None:
                 "parameters": prepared.outline.parameters,
                 "cases": cases,
                 "skipped_cases": prepared.skipped,
+                "estimate": None if isinstance(expected, str) else plain(expected.record()),
+                "estimate_told": estimate_text(expected),
             }
         )
         return
@@ -55,13 +60,14 @@ def print_plan(prepared: Prepared, as_json: bool) -> None:
     patch = "×".join(map(str, recipe.patch.size))
     channels, classes = (
         counted(len(recipe.data.channels), "channel"),
-        counted(recipe.data.class_count, "class", "classes"),
+        f"{counted(recipe.data.class_count, 'class', 'classes')} with background",
     )
+    regions = f" in regions: {', '.join(recipe.data.regions)}" if recipe.data.regions else ""
     print(f"recipe {recipe.name}, data {prepared.root}")
     print_table(
         [
             ("cases", f"{sizes.training_cases} training, {sizes.validation_cases} validation, {sizes.test_cases} test"),
-            ("patch", f"{patch}, {channels}, {classes} with background"),
+            ("patch", f"{patch}, {channels}, {classes}{regions}"),
             ("network", prepared.outline.text),
             (
                 "batch",
@@ -73,5 +79,6 @@ def print_plan(prepared: Prepared, as_json: bool) -> None:
             ("cache", f"{size_in_memory(sizes.cache_bytes)} of preprocessed volumes"),
         ]
     )
+    print_table([("time", estimate_text(expected))])
     print("decisions")
     print_table([(one.name, one.value, one.reason) for one in plan.decisions], indent="  ")

@@ -15,6 +15,8 @@ from fasttrain.cli.limit_options import (
     OnFinishOption,
     PriceOption,
     UntilDiceOption,
+    read_limits,
+    tell_dropped,
 )
 from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.cli.printing import print_json
@@ -66,8 +68,9 @@ def resume_command(
     From its newest sound checkpoint, exactly; what could not be restored is said. The folder may have been moved, the data too
     (--data), and the device may be another. With another batch size the samples seen carry on.
     """
+    ON_FINISH.belongs_to(run)
     ON_FINISH.ask(on_finish)
-    limits = Limits(max_hours, max_cost, price_per_hour, until_dice)
+    limits = read_limits(max_hours, max_cost, price_per_hour, until_dice)
     if run is None:
         unfinished, newest = newest_unfinished()
         if newest is None:
@@ -98,6 +101,7 @@ def go_on(
 ) -> int:
     """Goes on with a run, asked for by `resume`, or by a `train --resume auto` whose recipe is `asked`."""
     run = folder.path
+    ON_FINISH.belongs_to(run)
     wants_gpu(device or "auto")
     if not folder.holds_a_run():
         raise RecipeError(f"{run} holds no run (it has no recipe.yaml); `fasttrain train` begins one")
@@ -112,7 +116,11 @@ def go_on(
     over = folder.finished() and not goes_beyond(limits, folder.read_summary(), asked_for=asked is None)
     over = over and not assignments
     if over:
+        # Its last epoch may be extended by another process just now
+        folder.check_not_in_use()
         _tell_over(folder)
+    elif (dropped := tell_dropped(folder, limits)) is not None:
+        print(f"fasttrain: {dropped}", file=sys.stderr)
     with stop_on_signals() as stop:
         engine = _load_engine("cpu" if over else device or "auto")
         if of_all_folds:
@@ -149,5 +157,6 @@ def go_on(
 
 def _tell_over(folder: RunFolder) -> None:
     limit = ended_by_limit(folder.read_summary())
-    ended = f"was ended by {limit}; to go on, resume it with a wider limit" if limit else "is finished"
+    wider = "to go on, resume it with a wider one, or with --max-hours 10000 for none"
+    ended = f"was ended by {limit}; {wider}" if limit else "is finished"
     print(f"nothing to do: {folder.path} {ended}", file=sys.stderr)

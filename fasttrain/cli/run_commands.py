@@ -16,6 +16,7 @@ from fasttrain.cli.limit_options import (
     OnFinishOption,
     PriceOption,
     UntilDiceOption,
+    read_limits,
 )
 from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.cli.printing import print_json, print_plan
@@ -37,7 +38,9 @@ from fasttrain.telemetry.events import Observer
 from fasttrain.wording import counted
 
 if TYPE_CHECKING:
+    from fasttrain.engine.preparing import Prepared
     from fasttrain.engine.run import RunResult
+    from fasttrain.history.estimate import Estimate
     from fasttrain.recipe import Recipe, ResolvedRecipe
 
 RecipeOption = Annotated[
@@ -89,18 +92,13 @@ def train_command(
     json: JsonOption = False,
 ) -> int:
     """Train a recipe in a new run folder."""
+    ON_FINISH.belongs_to(None if dry_run else run)
     ON_FINISH.ask(None if dry_run else on_finish)
-    limits = Limits(max_hours, max_cost, price_per_hour, until_dice)
+    # A command that is given over and over would have its hours anew each time
+    limits = read_limits(max_hours, max_cost, price_per_hour, until_dice, of_run=resume is not None)
     sets = list(assignments or [])
     all_folds = fold == "all"
-    if fold is not None and not all_folds:
-        if not fold.isdecimal():
-            raise RecipeError(f"--fold {fold}: should be a number from 0, or all")
-        kind = resolve(recipe, sets).recipe.data.split.kind
-        if kind != "kfold":
-            raise RecipeError(f"--fold {fold}: the recipe's data.split.kind is {kind}; folds need kfold")
-        sets.append(f"data.split.fold={fold}")
-    resolved = resolve(recipe, sets)
+    resolved = resolve(recipe, sets) if fold is None or all_folds else resolve_fold(recipe, sets, fold)
     # Looked at before torch is loaded, which takes seconds
     wants_gpu(device)
     if resume is not None and not dry_run:
@@ -129,6 +127,16 @@ def train_command(
             return _stopped(stop)
 
 
+def resolve_fold(recipe: str, sets: list[str], fold: str) -> ResolvedRecipe:
+    """The recipe with the fold that validates. Raises RecipeError where that is no number, or the recipe has no folds."""
+    if not fold.isdecimal():
+        raise RecipeError(f"--fold {fold}: should be a number from 0, or all")
+    kind = resolve(recipe, sets).recipe.data.split.kind
+    if kind != "kfold":
+        raise RecipeError(f"--fold {fold}: the recipe's data.split.kind is {kind}; folds need kfold")
+    return resolve(recipe, [*sets, f"data.split.fold={fold}"])
+
+
 def _train(
     resolved: ResolvedRecipe,
     data: Path | None,
@@ -149,7 +157,7 @@ def _train(
             prepared = engine.prepare(resolved.recipe, data, device, view.on_event, stop=stop)
         finally:
             view.close()
-        print_plan(prepared, json)
+        print_plan(prepared, json, expected(prepared, run, limits, all_folds=all_folds))
         return 0
     if all_folds:
         from fasttrain.engine.folds import train_folds
@@ -170,6 +178,21 @@ def _train(
         asked=asked,
     )
     return _told(result, json)
+
+
+def expected(prepared: Prepared, run: Path | None, limits: Limits, *, all_folds: bool) -> Estimate | str:
+    """What the run will take by a past one, under ./runs or beside the folder it is to have; else why that is not known."""
+    from fasttrain.engine.resuming.changes import as_values
+    from fasttrain.history.estimate import Wanted, estimate
+    from fasttrain.recipe.data_spec import KFoldSplit
+
+    split, hardware = prepared.recipe.data.split, prepared.hardware
+    count = split.folds if all_folds and isinstance(split, KFoldSplit) else 1
+    wanted = Wanted(
+        as_values(prepared.recipe), prepared.plan.record(), hardware.device_name, hardware.on_gpu, hardware.cpus, count
+    )
+    bases = [Path("runs"), *([run.parent] if run is not None else [])]
+    return estimate(wanted, bases, limits.price_per_hour)
 
 
 def _tuned(resolved: ResolvedRecipe, device: str) -> ResolvedRecipe:
@@ -195,9 +218,9 @@ def _load_engine(device: str) -> ModuleType:
 
 
 def _stopped(stop: StopRequest) -> int:
-    goes_on = f"; go on with: {stop.goes_on_with}" if stop.goes_on_with else "; give the command again"
+    again = f"go on with: {stop.goes_on_with}{ON_FINISH.option}" if stop.goes_on_with else "give the command again"
     print(
-        f"fasttrain: stopped by {stop.reason} while the cases were checked; what was read until then is remembered{goes_on}",
+        f"fasttrain: stopped by {stop.reason} while the cases were checked; what was read until then is remembered; {again}",
         file=sys.stderr,
     )
     return stop.exit_code
@@ -242,5 +265,20 @@ def _told_all(result: RunResult, json: bool) -> int:
         if value is not None
         else "no score"
     )
+    _report_all(result.run)
     print(f"all folds, {summary['status']}: {score}; run folder {result.run}", file=sys.stderr)
     return _told(result, json)
+
+
+def _report_all(run: Path) -> None:
+    """The page of all folds; that of each fold is written as the fold ends."""
+    from fasttrain.history.report import told_of, write_report
+
+    began = time.perf_counter()
+    try:
+        if resolve(str(RunFolder(run).recipe)).recipe.output.report:
+            told = told_of(write_report(RunFolder(run)), time.perf_counter() - began)
+            print(told, file=sys.stderr)
+    except Exception as error:
+        # The run has ended as it has
+        print(f"fasttrain: no report was written: {error or type(error).__name__}", file=sys.stderr)

@@ -27,14 +27,15 @@ _CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGTERM: EXIT_TERMINATED,
     signal.SIGUSR1: EXIT_TERMINATED,
+    signal.SIGHUP: EXIT_TERMINATED,
 }
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """A StopRequest that SIGINT, SIGTERM and SIGUSR1 set while the scope lasts; before it is `begun` they end the process."""
+    """A StopRequest that SIGINT, SIGTERM, SIGUSR1 and SIGHUP set while the scope lasts; before it is `begun` they end the process."""
     answer = _Answer(StopRequest())
-    # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front
+    # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front, and nohup a lost terminal
     heard = [number for number in _CODES if signal.getsignal(number) is not signal.SIG_IGN]
     former = {number: signal.signal(number, answer.in_main_thread) for number in heard}
     answer.begin()
@@ -121,9 +122,9 @@ class _Answer:
 
     def _end(self, how: str, final: bool = True) -> None:
         goes_on = self.stop.goes_on_with
-        if not self._told:
+        if not self._told and not (final and self.stop.told):
             self._told = True
-            _print(f"fasttrain: stopped {how}" + (f"; go on with: {goes_on}" if goes_on else ""))
+            _print(f"fasttrain: stopped {how}" + (f"; go on with: {goes_on}{ON_FINISH.option}" if goes_on else ""))
         _kill_children()
         if final and self._code == EXIT_INTERRUPTED:
             ON_FINISH.carry_out(self._code)

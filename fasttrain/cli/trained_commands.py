@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -148,7 +149,12 @@ def _document(trained: TrainedRun, scores: Scores, names: tuple[str, ...]) -> di
     every: Any = scores.cases
     cases = {
         score.name: {
-            name: {"dice": one.dice, "hd95_mm": one.hd95, "hd95_penalised": one.hd95_penalised}
+            name: {
+                "dice": one.dice,
+                "hd95_mm": one.hd95,
+                "hd95_penalised": one.hd95_penalised,
+                **({"slice_dice": fmean(one.slice_dices)} if one.slice_dices else {}),
+            }
             for name, one in zip(names, score.classes, strict=True)
         }
         for score in every
@@ -162,6 +168,9 @@ def _document(trained: TrainedRun, scores: Scores, names: tuple[str, ...]) -> di
         "hd95_mm": summary.hd95,
         "hd95_mm_by_class": summary.hd95_by_class,
         "hd95_penalised": summary.hd95_penalised,
+        "slice_dice": summary.slice_dice,
+        "slice_dice_by_class": summary.slice_dice_by_class,
+        "slice_counts": summary.slice_counts,
         "cases": cases,
     }
 
@@ -173,8 +182,13 @@ def _print_scores(scores: Scores, names: tuple[str, ...]) -> None:
     rows += [(score.name, *(score_text(one.dice, 4) for one in score.classes)) for score in every]
     rows.append(("mean", *(score_text(summary.dice_by_class[name], 4) for name in names)))
     rows.append(("counted", *(str(summary.dice_counts[name]) for name in names)))
+    if summary.slice_counts:
+        rows.append(("mean of slices", *(score_text(summary.slice_dice_by_class[name], 4) for name in names)))
+        rows.append(("counted slices", *(str(summary.slice_counts[name]) for name in names)))
     print_table(rows)
-    print(f"mean Dice {score_text(summary.dice, 4)} over {counted(summary.cases, 'case')}")
+    volumes = f" over {counted(summary.cases, 'case')}"
+    slices = f", of single slices {score_text(summary.slice_dice, 4)}" if summary.slice_counts else ""
+    print(f"mean Dice {score_text(summary.dice, 4)}{volumes}{slices}")
     if summary.hd95 is not None:
         penalised = sum(summary.hd95_penalised.values())
         print(f"mean HD95 {summary.hd95:.2f} mm, {counted(penalised, 'structure')} missed or invented")

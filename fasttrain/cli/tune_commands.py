@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption, RecipeOption, SetOption
+from fasttrain.cli.limit_options import (
+    MaxCostOption,
+    MaxHoursOption,
+    OnFinishOption,
+    PriceOption,
+    UntilDiceOption,
+    read_limits,
+)
+from fasttrain.cli.on_finish import ON_FINISH
+from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption, RecipeOption, SetOption, resolve_fold
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.tune_study import TuneStudy
+from fasttrain.errors import RecipeError
 from fasttrain.recipe import resolve
 
 if TYPE_CHECKING:
@@ -107,15 +117,33 @@ def tune_command(
         ),
     ] = None,
     trial_time: TrialSecondsOption = "2m",
+    fold: Annotated[
+        str | None, typer.Option("--fold", help="Fold of a k-fold split that validates.", metavar="K")
+    ] = None,
+    max_hours: MaxHoursOption = None,
+    max_cost: MaxCostOption = None,
+    price_per_hour: PriceOption = None,
+    until_dice: UntilDiceOption = None,
+    on_finish: OnFinishOption = None,
     json: JsonOption = False,
 ) -> int:
     """Measure batch size, cache, loader and sliding window on this machine, then train with what is fastest.
+
+    Limits end the training; the time and cost of the measuring count, but do not end it. --on-finish follows all of it.
 
     A range or number applies to all networks, or as KIND:VALUES (such as dynunet:1,2,4) to one network.kind; universal: is all.
     """
     from fasttrain.studies.options import read_numbers, read_words
 
-    resolved = resolve(recipe, list(assignments or []))
+    ON_FINISH.ask(on_finish)
+    limits = read_limits(max_hours, max_cost, price_per_hour, until_dice)
+    if no_train and limits.options:
+        raise RecipeError(f"--no-train trains nothing that{limits.options} could end; give that to `train --tuned`")
+    if fold == "all":
+        raise RecipeError("--fold all: `tune --no-train` measures, then `train --tuned --fold all` trains every fold")
+    sets = list(assignments or [])
+    resolved = resolve(recipe, sets) if fold is None else resolve_fold(recipe, sets, fold)
+    limits.check_score(resolved.recipe.task_facts)
     kind = resolved.recipe.network.kind
     options = replace(
         _options(resolved, prefer, margin, sizes, trials, budget, trial_time),
@@ -128,7 +156,7 @@ def tune_command(
     command = TuneStudy(resolved, data, run, device, options, json, wide=True)
     with stop_on_signals() as stop:
         code = command.study(stop, told=no_train)
-        return code if code or no_train else command.train(stop)
+        return code if code or no_train else command.train(stop, limits)
 
 
 def _options(

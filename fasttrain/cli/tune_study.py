@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.cli.printing import print_json
 from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
@@ -20,6 +21,7 @@ from fasttrain.run_folder import RunFolder, new_run_path, write_json
 from fasttrain.telemetry.events import Observer
 
 if TYPE_CHECKING:
+    from fasttrain.engine.limits import Limits
     from fasttrain.recipe import ResolvedRecipe
     from fasttrain.studies.batch_study import BatchStudy
     from fasttrain.studies.options import Options
@@ -117,9 +119,9 @@ class TuneStudy:
             self._print("done")
         return EXIT_DONE
 
-    def train(self, stop: StopRequest) -> int:
-        """The full run with what was found."""
-        from fasttrain.cli.run_commands import _load_engine
+    def train(self, stop: StopRequest, limits: Limits) -> int:
+        """The full run with what was found; its hours and cost are counted from the process's start on."""
+        from fasttrain.cli.run_commands import _load_engine, process_start
 
         assert self.batches is not None
         tuned = self.batches.recipe_with(self.batches.settings)
@@ -130,9 +132,11 @@ class TuneStudy:
             data=self.data,
             run=self.folder.path,
             device=self.device,
-            observers=[view],
+            observers=[view, ON_FINISH],
             stop=stop,
             began=time.time(),
+            paid_since=process_start(),
+            limits=limits,
             asked=self.resolved.recipe,
         )
         if self.json:

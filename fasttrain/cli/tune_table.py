@@ -26,16 +26,17 @@ def print_batches(study: BatchStudy) -> None:
         ["batch", "patches/s", "±", "waiting", *(["GPU busy", "memory"] if on_gpu else []), "epoch", "how it ended"]
     ]
     ordered = sorted(points, key=lambda point: (point.compiled, point.batch_size))
-    rows += [_row(point, own, point is study.chosen, on_gpu) for point in ordered]
+    word = "taken" if study.alone() else "chosen"
+    rows += [_row(point, own, word if point is study.chosen else "", on_gpu) for point in ordered]
     print_table(rows)
     if study.sweep is not None and study.sweep.ended:
         print(f"sweep ended: {study.sweep.ended}")
     _print_chosen(study)
 
 
-def _row(point: Point, own: int, chosen: bool, on_gpu: bool) -> list[str]:
+def _row(point: Point, own: int, chosen: str, on_gpu: bool) -> list[str]:
     values = point.values
-    marks = [text for text, holds in (("chosen", chosen), ("the recipe's own", point.batch_size == own)) if holds]
+    marks = [text for text, holds in ((chosen, bool(chosen)), ("the recipe's own", point.batch_size == own)) if holds]
     ended = f"{point.reason} ← {', '.join(marks)}" if marks else point.reason
     name = f"{point.batch_size} compiled" if point.compiled else str(point.batch_size)
     if not point.rate:
@@ -61,7 +62,10 @@ def _print_chosen(study: BatchStudy) -> None:
     if chosen is None or effect is None or limit is None:
         return
     over = f", {gain:+.1%} over the recipe's own" if gain is not None and gain else ""
-    print(f"chosen: batch {chosen.batch_size}, {chosen.rate:.1f} patches/s{over}")
+    alone = study.alone()
+    print(f"{'taken' if alone else 'chosen'}: batch {chosen.batch_size}, {chosen.rate:.1f} patches/s{over}")
+    if alone is not None:
+        print(alone)
     near = tolerance_of(study.points)
     if near > TOLERANCE and study.options.prefer == "throughput":
         print(f"rates scatter here, so that those within {near:.0%} of the best count as equal")

@@ -55,11 +55,12 @@ def settings_for(source: SourceSpec) -> str:
             "labels": source.labels,
             "image_suffixes": f"[{suffixes}]",
             "label_suffix": source.label_suffix,
+            "case_folders": str(source.case_folders).lower(),
         }
         defaults = FoldersSource(kind="folders")
         if source.image_suffixes == defaults.image_suffixes:
             del values["image_suffixes"]
-        for key in ("images", "labels", "label_suffix"):
+        for key in ("images", "labels", "label_suffix", "case_folders"):
             if getattr(source, key) == getattr(defaults, key):
                 del values[key]
     return " ".join(f"--set {shlex.quote(f'data.source.{key}={value}')}" for key, value in values.items())

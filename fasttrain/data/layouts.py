@@ -27,8 +27,9 @@ ANY_CLASSES = {value: f"class_{value}" for value in range(1, 256)}
 _MOST_SETS_NAMED, _MANY_SETS = 12, 6
 _LOOKED_FOR = (
     "a dataset.json with a list under 'training' (Decathlon), imagesTr/CASE_0000.nii.gz with labelsTr/CASE.nii.gz (nnU-Net), "
-    "a folder of DICOM files a case, and two folders such as images/ and labels/ (or one folder, or train/images and "
-    "train/labels) whose NIfTI files are named CASE.nii.gz and CASE.nii.gz, or CASE_ANYTHING.nii.gz, with the same CASE"
+    "a folder of DICOM files a case, a folder a case whose files begin with its name (BraTS), and two folders such as images/ "
+    "and labels/ (or one folder, or train/images and train/labels) whose NIfTI files are named CASE.nii.gz and CASE.nii.gz, or "
+    "CASE_ANYTHING.nii.gz, with the same CASE"
 )
 
 
@@ -139,6 +140,7 @@ def _folders(root: Path, document: dict[str, Any], pattern: FolderPattern) -> La
         labels=pattern.labels,
         image_suffixes=pattern.image_suffixes,
         label_suffix=pattern.label_suffix,
+        case_folders=pattern.case_folders,
     )
     table = _channel_table(document)
     count = len(pattern.image_suffixes)

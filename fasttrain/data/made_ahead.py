@@ -28,7 +28,7 @@ _MOST_CASES = 8192
 """Their numbers lie in a pipe from the start, which holds 64 KiB."""
 _ALIGNED = 64
 _TENSOR = "tensor"
-_TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def can_make_ahead() -> bool:

@@ -51,6 +51,7 @@ class FolderPattern:
     labels: str
     image_suffixes: tuple[str, ...]
     label_suffix: str
+    case_folders: bool = False
 
     @property
     def in_one_below(self) -> bool:
@@ -71,8 +72,11 @@ def find_pattern(root: Path) -> FolderPattern | None:
         fit = _fit(_stems(images), _stems(labels))
         if fit is not None:
             return FolderPattern(_below(root, images), _below(root, labels), fit.image_suffixes, fit.label_suffix)
+    fit = _fit_side_by_side(_files_of_case_folders(root))
+    if fit is not None:
+        return FolderPattern(".", ".", fit.image_suffixes, fit.label_suffix, case_folders=True)
     for folder in (root, *folders_in(root).values()):
-        fit = _fit_in_one(folder)
+        fit = _fit_side_by_side(_files(folder))
         if fit is not None:
             return FolderPattern(_below(root, folder), _below(root, folder), fit.image_suffixes, fit.label_suffix)
     return None
@@ -118,9 +122,20 @@ def _fit_of_ids(images: Sequence[str], ids: set[str], label_suffix: str) -> _Fit
     return _Fit(tuple(sorted(commonest)), label_suffix, cases)
 
 
-def _fit_in_one(folder: Path) -> _Fit | None:
-    """Images and labels side by side: the label's suffix says that it is one, else the file's values do."""
-    paths = _files(folder)
+def _files_of_case_folders(root: Path) -> list[Path]:
+    """The files of the folders below `root` where most of these are named as their files begin, several files each (BraTS)."""
+    folders, files = list(folders_in(root).values()), []
+    if _files(root):
+        return []
+    for folder in folders:
+        inside = _files(folder)
+        if len(inside) > 1 and all(case_id(path).startswith(as_text(folder.name)) for path in inside):
+            files.append(inside)
+    return [path for inside in files for path in inside] if len(files) > max(_LEAST_SHARE * len(folders) - 1, 0) else []
+
+
+def _fit_side_by_side(paths: Sequence[Path]) -> _Fit | None:
+    """Images and labels in one place: the label's suffix says that it is one, else the file's values do."""
     stems = [case_id(path) for path in paths]
     fits: list[tuple[int, int, int, _Fit]] = []
     for suffix in _suffixes_of(stems)[:_MOST_SUFFIXES]:

@@ -17,6 +17,7 @@ from fasttrain.data.grids import with_third_axis
 from fasttrain.data.inflate import GZIP, first_bytes, inflate
 from fasttrain.data.seen_files import SEEN, key_of
 from fasttrain.errors import DataError
+from fasttrain.ranges import part
 
 ENDINGS = (".nii.gz", ".nii")
 _APPLE_DOUBLE = b"\x00\x05\x16\x07"
@@ -97,7 +98,8 @@ def read_file(path: Path) -> NiftiFile:
     kept: NiftiFile | None = SEEN.take(key)
     if kept is not None:
         return kept
-    blob = _bytes_of(path)
+    with part("read"):
+        blob = _bytes_of(path)
     packed = blob[:2] == GZIP
     try:
         header = _parse_header(path, _first_bytes(path, blob))
@@ -107,7 +109,8 @@ def read_file(path: Path) -> NiftiFile:
             inflate(path, blob, 0)  # a header that makes no sense is no wonder where the checksum is wrong
         raise
     needed = math.prod(header.shape) * header.dtype.itemsize
-    plain, length = inflate(path, blob, start + needed) if packed else (blob, len(blob))
+    with part("decode"):
+        plain, length = inflate(path, blob, start + needed) if packed else (blob, len(blob))
     if start + needed > length:
         raise DataError(
             f"{path} is cut short: its header announces {_shape(header.shape)} voxels of {header.dtype.name}, {needed:,} bytes, "

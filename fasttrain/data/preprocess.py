@@ -16,6 +16,7 @@ from fasttrain.data.reading import FLOAT16_LIMIT, read_image, read_label
 from fasttrain.data.resample import resample
 from fasttrain.data.volumes import SAME_SPACING_MM, axes_along, slices_first
 from fasttrain.errors import DataError
+from fasttrain.ranges import part
 from fasttrain.recipe.data_spec import DataSpec
 from fasttrain.recipe.recipe import Recipe
 from fasttrain.samples import IGNORED, Case, Grid, Sample
@@ -48,6 +49,10 @@ class Preprocess:
 
         Raises DataError with every fault of the case.
         """
+        with part("preprocess"):
+            return self._made(case)
+
+    def _made(self, case: Case) -> dict[str, Any]:
         image, label, source_grid = self._read(case)
         start = affine = self._local_affine(source_grid)
         steps = [torch.from_numpy(values) for values in (image, label) if values is not None]

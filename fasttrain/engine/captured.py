@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fasttrain.ranges import part
 from fasttrain.samples import Batch
 
 STEPS_BEFORE = 3
@@ -92,7 +93,8 @@ class CapturedStep:
             slot.image.copy_(batch.image)
             slot.label.copy_(batch.label)
         self._rate.fill_(learning_rate)
-        self._graph.replay()
+        with part("graph"):
+            self._graph.replay()
         return self._loss
 
     def fits(self, batches: Sequence[Batch]) -> bool:

@@ -11,11 +11,13 @@ from typing import Any
 
 from fasttrain.checkpoints import ReadCheckpoint
 from fasttrain.engine.fit import Fit
+from fasttrain.engine.former_scores import former_scores
 from fasttrain.engine.preparing import Prepared
 from fasttrain.engine.resuming.going_on import GoingOn
 from fasttrain.engine.session import Session
 from fasttrain.engine.state import Progress
 from fasttrain.errors import EXIT_DONE, exit_code_of
+from fasttrain.history.report import told_of, write_report
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.events import Message, RunEnded
 from fasttrain.telemetry.plots import write_plots
@@ -44,7 +46,7 @@ def end_run(
     saved: what the run went on from; where it was stopped or refused before it took that up, it is as far as it was then.
     """
     stopped = session.stop.reason if failure is None and session.stop.asked else None
-    whole = fit is not None and fit.progress.epoch >= fit.recipe.training.epochs
+    whole = fit is not None and fit.scored and fit.progress.epoch >= fit.recipe.training.epochs
     # A limit that the user set ends a run as done; that it was asked for is told unless the last epoch was reached anyway
     done = failure is None and (stopped is None or whole or session.stop.exit_code == EXIT_DONE)
     stopped_by = None if whole else stopped
@@ -80,6 +82,8 @@ def end_run(
             checkpoint=(fit.saver.figures if fit is not None else None) or None,
             **session.account.record(fit.seconds_left() if fit is not None else None),
         )
+    if not in_haste:
+        _report(folder, prepared, session)
     session.emit(
         RunEnded(
             status=status,
@@ -95,10 +99,13 @@ def end_run(
             run_cost=session.account.cost(),
         )
     )
+    session.stop.has_told()
     if in_haste:
         # Last of all: they take seconds, and a pod that is taken back leaves five
         with _not_masking(failure), session.stop.at_rest():
             _plot(folder, prepared)
+            # Unless it failed, without a word: the last one is how to go on
+            _report(folder, prepared, session, told=False)
     summary = json.loads(folder.summary.read_text(encoding="utf-8")) if folder.summary.exists() else {}
     return RunResult(folder.path, summary, exit_code)
 
@@ -106,6 +113,21 @@ def end_run(
 def _plot(folder: RunFolder, prepared: Prepared) -> None:
     if prepared.recipe.output.plots and folder.metrics.exists():
         write_plots(folder.metrics, folder.plots)
+
+
+def _report(folder: RunFolder, prepared: Prepared, session: Session, told: bool = True) -> None:
+    """Whatever is wrong with the page is one line: the run has ended as it has."""
+    if not prepared.recipe.output.report:
+        return
+    began = time.perf_counter()
+    try:
+        path = write_report(folder)
+        line = told_of(path, time.perf_counter() - began)
+    except Exception as error:
+        session.emit(Message(f"no report was written: {error or type(error).__name__}", "warning"))
+        return
+    if told:
+        session.emit(Message(line))
 
 
 def _resume_command(folder: RunFolder, session: Session, status: str, stopped_by: str | None) -> str | None:
@@ -181,8 +203,5 @@ def _case_scores(fit: Fit | None) -> dict[str, dict[str, float | None]]:
 
 
 def _former_scores(folder: RunFolder, saved: ReadCheckpoint | None) -> dict[str, Any]:
-    """Those of the summary that stands, where it is of the very step that the run went on from."""
-    former = folder.read_summary()
-    if saved is None or former.get("steps") != saved.state["progress"].get("step"):
-        return {}
-    return dict(former.get("cases", {}))
+    """Those of the very step that the run went on from."""
+    return {} if saved is None else former_scores(folder, int(saved.state["progress"]["step"]))

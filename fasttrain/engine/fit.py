@@ -7,6 +7,7 @@ import math
 import time
 
 from fasttrain.engine.build import Assembly
+from fasttrain.engine.former_scores import former_scores
 from fasttrain.engine.optimisation.patience import lower_rate, out_of_patience
 from fasttrain.engine.phases import FIRST_STEP, TRAINING, VALIDATION
 from fasttrain.engine.saving import Saver
@@ -18,7 +19,7 @@ from fasttrain.engine.validating.pictures import Pictures
 from fasttrain.engine.validating.validation import Scores
 from fasttrain.errors import EXIT_DONE, DataError, DivergedError
 from fasttrain.recipe import Recipe
-from fasttrain.recipe.training_spec import PlateauSchedule
+from fasttrain.recipe.training_spec import EarlyStoppingSpec, PlateauSchedule
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.clock import TimeLeft
 from fasttrain.telemetry.device_monitor import DeviceMonitor
@@ -50,6 +51,8 @@ class Fit:
         self.time_left = TimeLeft(recipe.training.epochs, self.trainer.steps_per_epoch, recipe.validation.every)
         self.pictures = Pictures(folder.pictures, recipe, assembly.validator, session.emit, session.stop)
         self.last_scores: Scores | None = None
+        self.scored = True
+        """False where a stop came before the scores that a kill had lost were there again."""
         self._validation_expected = False
         self._validation_seconds = 0.0
 
@@ -59,7 +62,7 @@ class Fit:
         Raises DivergedError, StorageError, DataError and MachineError as they come; the newest checkpoint stands.
         """
         try:
-            self._stop_where_reached(self.progress.best_value)
+            self._end_where_over()
             while self.progress.epoch < self.recipe.training.epochs and not self.stop.asked:
                 if not self._train_epoch() or not self._close_epoch():
                     break
@@ -85,6 +88,31 @@ class Fit:
             with contextlib.suppress(DataError, OSError):
                 self.time_left.expect_validation(validation_in_steps(self.assembly.validator.cases, self.recipe))
         return self.time_left.seconds_left(self.trainer.scheduled_step)
+
+    def _end_where_over(self) -> None:
+        """A run may be where it should end: of one that was killed before it had its summary the cases' scores are lost."""
+        progress, stopping = self.progress, self.recipe.training.early_stopping
+        between = progress.epoch > 0 and progress.step_in_epoch == 0
+        impatient = stopping is not None and between and progress.stopping_waited >= stopping.patience
+        reached = self.session.limits.reached_by(progress.best_value, self.recipe.task_facts) is not None
+        over = reached or impatient or progress.epoch >= self.recipe.training.epochs
+        if over and between and not former_scores(self.saver.folder, progress.step):
+            self._score_again()
+        if stopping is not None and impatient:
+            self.stop.ask(_out_of_patience_text(stopping), EXIT_DONE)
+        self._stop_where_reached(progress.best_value)
+
+    def _score_again(self) -> None:
+        self.emit(Message(f"the scores of the cases after epoch {self.progress.epoch} were lost: they are validated again"))
+        try:
+            with self.stop.at_rest():
+                figures = self._validate()
+        except Stopped:
+            self.scored = False
+            return
+        if self._is_best(figures):
+            self.progress.best_value, self.progress.best_epoch = figures.headline, self.progress.epoch
+            self.saver.save_epoch(is_best=True, is_last=True)
 
     def _train_epoch(self) -> bool:
         """The rest of the open epoch; False where a stop was asked for."""
@@ -161,6 +189,9 @@ class Fit:
                     figures = self._validate()
             except Stopped:
                 return False
+        if figures is not None and self.saver.best_is_gone():
+            self.emit(Message(f"{self.saver.folder.best} is gone: the best of the epochs from here on is kept", "warning"))
+            progress.best_value = progress.best_epoch = None
         is_best = self._is_best(figures)
         if is_best and figures is not None:
             progress.best_value, progress.best_epoch = figures.headline, epoch
@@ -223,7 +254,7 @@ class Fit:
                 )
             )
         if stopping is not None and out_of_patience(stopping, self.progress, score):
-            self.stop.ask(f"early stopping, no better for {counted(stopping.patience, 'validation')}", EXIT_DONE)
+            self.stop.ask(_out_of_patience_text(stopping), EXIT_DONE)
         self._stop_where_reached(headline)
 
     def _stop_where_reached(self, headline: float | None) -> None:
@@ -236,6 +267,10 @@ class Fit:
         if value is None or not math.isfinite(value):
             return False
         return self.recipe.task_facts.better(value, self.progress.best_value)
+
+
+def _out_of_patience_text(stopping: EarlyStoppingSpec) -> str:
+    return f"early stopping, no better for {counted(stopping.patience, 'validation')}"
 
 
 class _Window:

@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,7 +30,7 @@ from fasttrain.run_folder import (
 )
 from fasttrain.scoring import CaseScore, ClassScore, summarise
 from fasttrain.telemetry.attempts import read_attempts
-from fasttrain.telemetry.events import Observer
+from fasttrain.telemetry.events import Message, Observer
 from fasttrain.telemetry.summary import write_summary
 
 _POOLED = {"status", "best", "seconds", "cases"}
@@ -161,11 +160,16 @@ class _Folds:
         stop = _Following(self.stop)
         observers = self.watch(fold, self.count)
         # Hours and money are watched for the whole
-        limits = replace(self.limits, max_hours=None, max_cost=None)
+        limits = self.limits.of_fold()
         if run.holds_a_run() and not run.never_trained():
-            if (ended_by_limit(run.read_summary()) or "").startswith("--max"):
+            limit = ended_by_limit(run.read_summary())
+            # Without the scores of its cases they would be missing among those of all: they are validated again
+            if (limit or "").startswith("--max") or (limit is None and not run.read_summary().get("cases")):
                 run.reopen()
             return resume(path, data=self.data, device=self.device, observers=observers, stop=stop, limits=limits)
+        if self._was_begun(fold):
+            for observer in observers:
+                observer.on_event(Message(f"{path} is gone, though it was begun: that fold is trained anew", "warning"))
         return train(
             self.recipe.with_values({("data", "split", "fold"): fold}, "--fold all"),
             data=self.data,
@@ -176,6 +180,15 @@ class _Folds:
             began=time.time(),
             limits=limits,
         )
+
+    def _was_begun(self, fold: int) -> bool:
+        """Whether a fold that holds no run once did: one fold is trained after the other."""
+        if RunFolder(self.folder.fold(fold)).holds_a_run():
+            return False
+        later = any(RunFolder(self.folder.fold(other)).holds_a_run() for other in range(fold + 1, self.count))
+        told = self.folder.read_summary().get("folds")
+        name = self.folder.fold(fold).name
+        return later or any(isinstance(one, dict) and one.get("run") == name for one in told or ())
 
     def _end(self, status: str, exit_code: int, stopped_by: str | None, error: str | None = None) -> RunResult:
         recipe = self.recipe.recipe
@@ -252,6 +265,12 @@ class _Following(StopRequest):
         if self._whole.asked and self.reason is None:
             self.reason, self.exit_code = self._whole.reason, self._whole.exit_code
         return self.reason is not None
+
+    def has_told(self) -> None:
+        """The line of a fold that was cut short says how the whole goes on."""
+        super().has_told()
+        if self._whole.asked:
+            self._whole.has_told()
 
     def at_rest(self, save: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
         """Whoever ends the process asks the whole."""

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fasttrain.engine.stop import StopRequest
@@ -23,14 +23,18 @@ _SET_BY = ("--max-hours", "--max-cost", "--until-dice")
 class Limits:
     """Where a run is to end though its epochs are not over; it then counts as done, and `stopped_by` says which limit it was.
 
-    max_hours: of this process, from its start. max_cost: USD of the whole run, all its attempts counted, at `price_per_hour`.
-    until_dice: the validation's headline, a mean Dice or a dose score (Gy). Raises RecipeError for a value that can be no limit.
+    max_hours: of this process, from its start; with `hours_of_run`, for a command that is given over and over, of the whole run,
+    all its attempts counted. max_cost: USD of the whole run likewise, at `price_per_hour`. until_dice: the validation's headline,
+    a mean Dice or a dose score (Gy). whole: those of all folds, where these are of one. Raises RecipeError for a value that can
+    be no limit.
     """
 
     max_hours: float | None = None
     max_cost: float | None = None
     price_per_hour: float | None = None
     until_dice: float | None = None
+    hours_of_run: bool = False
+    whole: Limits | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -49,6 +53,10 @@ class Limits:
             )
         if faults:
             raise RecipeError(faults)
+
+    def of_fold(self) -> Limits:
+        """Those of one fold, where hours and money are watched for all."""
+        return replace(self, max_hours=None, max_cost=None, whole=self)
 
     def check_score(self, task: Task) -> None:
         """Raises RecipeError where `until_dice` is a score that no network of the task can have."""
@@ -141,14 +149,17 @@ def ended_by_limit(summary: dict[str, Any]) -> str | None:
 def goes_beyond(limits: Limits, summary: dict[str, Any], asked_for: bool) -> bool:
     """Whether a run that a limit ended is to go on, since the limits given now are wider than that one.
 
-    A wider cost or score says so by itself. Hours count for one process, so that the same `--max-hours` in a loop would never
-    end: they only do where a person `asked_for` the run to go on (`resume RUN`, not `--resume auto`).
+    A wider cost or score says so by itself, and so do more hours of the whole run. Hours of one process do only where a person
+    `asked_for` the run to go on (`resume RUN`, not `--resume auto`): the same `--max-hours` in a loop would never end.
     """
     ended = ended_by_limit(summary)
     if ended is None:
         return False
     name = ended.split()[0]
     cost, best = (summary.get("cost") or {}).get("run"), summary.get("best") or {}
+    hours = (summary.get("hours") or {}).get("run")
+    if name == "--max-hours" and limits.hours_of_run and limits.max_hours is not None:
+        return hours is not None and limits.max_hours > hours
     if name == "--max-cost" and limits.max_cost is not None:
         return cost is not None and limits.max_cost > cost
     if name == "--until-dice" and limits.until_dice is not None:
@@ -162,11 +173,15 @@ def _judged_by(metric: str | None) -> Task:
 
 
 def spent_before(limits: Limits, account: Account) -> tuple[str, str] | None:
-    """(`--max-cost 10`, a sentence) where the attempts before this one have cost what the run may cost; else None."""
-    cost = account.cost()
+    """(`--max-cost 10`, a sentence) where the attempts before this one took what the run may cost, or the hours that all of it
+    may take; else None.
+    """
+    cost, attempts = account.cost(), counted(len(account.earlier), "attempt")
+    if limits.hours_of_run and limits.max_hours is not None and account.hours() >= limits.max_hours:
+        text = f"nothing to do: the run has taken {account.hours():.2f} h in {attempts}; to go on, give a --max-hours above that"
+        return f"--max-hours {limits.max_hours:g}", text
     if limits.max_cost is None or cost is None or cost < limits.max_cost:
         return None
-    attempts = counted(len(account.earlier), "attempt")
     text = f"nothing to do: the run has cost {cost:.2f} USD in {attempts}; to go on, resume it with a --max-cost above that"
     return f"--max-cost {limits.max_cost:g}", text
 
@@ -174,10 +189,13 @@ def spent_before(limits: Limits, account: Account) -> tuple[str, str] | None:
 def told_of_limits(limits: Limits, account: Account) -> str:
     """What the limits bind and what counts towards them, for the start of a run; empty where there is none."""
     parts = []
-    if limits.max_hours is not None:
+    attempts = len(account.earlier)
+    if limits.max_hours is not None and limits.hours_of_run:
+        before = f", {account.earlier_hours:.2f} h of it in {counted(attempts, 'earlier attempt')}" if attempts else ""
+        parts.append(f"--max-hours {limits.max_hours:g} of the whole run{before}")
+    elif limits.max_hours is not None:
         parts.append(f"--max-hours {limits.max_hours:g}, counted from the start of this process")
     if limits.max_cost is not None:
-        attempts = len(account.earlier)
         before = (
             f", {account.cost():.2f} USD of it spent, {counted(attempts, 'earlier attempt')} counted"
             if attempts
@@ -210,7 +228,8 @@ def _time_left(limits: Limits, account: Account) -> tuple[float, str]:
     """Seconds until the first of the limits, and its name; infinite where there is none."""
     left = [(math.inf, "")]
     if limits.max_hours is not None:
-        left.append(((limits.max_hours - account.process_hours) * _HOUR, f"--max-hours {limits.max_hours:g}"))
+        hours = account.hours() if limits.hours_of_run else account.process_hours
+        left.append(((limits.max_hours - hours) * _HOUR, f"--max-hours {limits.max_hours:g}"))
     cost = account.cost()
     if limits.max_cost is not None and limits.price_per_hour is not None and cost is not None:
         left.append(((limits.max_cost - cost) / limits.price_per_hour * _HOUR, f"--max-cost {limits.max_cost:g}"))

@@ -35,6 +35,7 @@ from fasttrain.recipe import Recipe
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
 from fasttrain.telemetry.events import Event, Message
 from fasttrain.telemetry.tensorboard import require_tensorboard
+from fasttrain.wording import counted
 
 _CPUS_FOR_THE_PLAN = 2
 _READ_WHOLE = ("auto", "memory", "gpu")
@@ -136,7 +137,10 @@ def look(
     outline = outline_of(recipe)
     ended("plan")
     root = data_root(recipe, data, os.environ)
+    fresh = recipe.data.source.kind == "phantom" and not root.exists()
     found = cases_for(recipe.data, root)
+    if fresh:
+        emit(Message(f"{counted(len(found.every), 'volume')} made and written to {root} (data.source.kind: phantom)"))
     for warning in found.warnings:
         emit(Message(warning, "warning"))
     with compiling_ahead(recipe, hardware):

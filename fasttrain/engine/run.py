@@ -54,18 +54,21 @@ def train(
     began: float | None = None,
     limits: Limits | None = None,
     asked: Recipe | None = None,
+    paid_since: float | None = None,
 ) -> RunResult:
     """Trains a recipe (a name, a file, or one from `load_recipe`) in a new run folder and returns how it ended.
 
     data: the folder of the set, else `$FASTTRAIN_DATA/NAME` or `./data/NAME`. run: the new folder, else
     `./runs/NAME-TIMESTAMP`. device: `auto`, `cpu`, `cuda` or `cuda:N`. observers: told of everything that happens. began:
     when the process began, for the time to the first step (Unix seconds). limits: where the run ends before its last epoch,
-    counted from `began`. asked: the recipe as the command gave it, where what is trained was tuned since: by it a command that is
-    given again is known. Raises FasttrainError of the kind that fits, and Stopped where `stop` was asked for while cases were
-    checked: there is no run yet.
+    counted from `began`, or from `paid_since` where the process did other work before (tuning). asked: the recipe as the command
+    gave it, where what is trained was tuned since: by it a command that is given again is known. Raises FasttrainError of the
+    kind that fits, and Stopped where `stop` was asked for while cases were checked: there is no run yet.
     """
     resolved = resolve(recipe) if isinstance(recipe, str) else recipe
-    session = Session(list(observers), stop or StopRequest(), began or time.time(), limits or Limits())
+    session = Session(
+        list(observers), stop or StopRequest(), began or time.time(), limits or Limits(), paid_since=paid_since
+    )
     folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
     try:
         session.limits.check_score(resolved.recipe.task_facts)
@@ -129,11 +132,11 @@ def resume(
             return RunResult(folder.path, json.loads(folder.summary.read_text(encoding="utf-8")), 0)
         session.stop.goes_on_with = resume_line(folder, session)
         # Before anything is written: a run that cannot go on stays as it is
-        held = folder.last_written()
+        held = folder.checkpoints_written()
         going = look_at(folder, assignments, asked)
         limits.check_score(going.resolved.recipe.task_facts)
         folder.claim()
-        if folder.last_written() != held:
+        if folder.checkpoints_written() != held:
             going = look_at(folder, assignments, asked)
         if (over := spent_before(limits, session.account)) is not None:
             return end_spent(folder, session, going, *over)
@@ -182,7 +185,7 @@ def _carry_out(
     saved = going.saved if going is not None else None
     names = recipe.data.scored_names
     session.observers += [
-        MetricsTable(folder.metrics, names, recipe.validation.hd95, recipe.task),
+        MetricsTable(folder.metrics, names, recipe.validation.hd95, recipe.task, recipe.data.slices is not None),
         EventLog(folder.events),
     ]
     if recipe.output.tensorboard:
@@ -244,9 +247,10 @@ def _started(folder: RunFolder, prepared: Prepared, session: Session, saved: Rea
         resumed_step=None if saved is None else int(saved.state["progress"]["step"]),
         skipped_cases=tuple(prepared.skipped),
         outline=prepared.outline.text,
-        began=session.began,
+        began=session.account.began,
         price_per_hour=session.limits.price_per_hour,
         limits=told_of_limits(session.limits, session.account),
+        limit_options=(session.limits.whole or session.limits).options.strip(),
     )
 
 

@@ -127,6 +127,11 @@ class Saver:
         except Exception as error:
             self.emit(Message(f"a checkpoint could not be written: {error}", "warning"))
 
+    def best_is_gone(self) -> bool:
+        """True where the network of the best score so far was written and is not there any more."""
+        best, underway = self.folder.best, self._background.given or self.folder.best in self._owed
+        return self.state.progress.best_epoch is not None and not underway and not best.exists()
+
     def standing(self) -> str:
         """What there is to go on from, in words."""
         if self._last is not None:
@@ -201,6 +206,9 @@ class Saver:
         written = []
         for path in job.paths:
             began = time.perf_counter()
+            # Somebody may have removed it; where the run's folder is gone as well, the write says so
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(exist_ok=True)
             try:
                 size = write_checkpoint(path, taken["state"])
             except StorageError as error:

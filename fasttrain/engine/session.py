@@ -18,8 +18,8 @@ _ENDED_BEFORE = {FILLING: "plan", BUILDING: "read", FIRST_STEP: "build", TRAININ
 
 @dataclass
 class Session:
-    """One stretch of a run, from a process's start to its end. `began` is in Unix seconds; earlier: the attempts before it; ahead:
-    volumes that were begun before they are asked for.
+    """One stretch of a run, from a process's start to its end. `began` is in Unix seconds; earlier: the attempts before it;
+    ahead: volumes that were begun before they are asked for; paid_since: when the process began, where it did other work before.
     """
 
     observers: list[Observer]
@@ -29,13 +29,14 @@ class Session:
     earlier: tuple[Attempt, ...] = ()
     phases: Phases = field(default_factory=Phases)
     ahead: MadeAhead | None = None
+    paid_since: float | None = None
     start: StartClock = field(init=False)
     account: Account = field(init=False)
 
     def __post_init__(self) -> None:
         self.start = StartClock(self.began)
         self._timer: LimitTimer | None = None
-        self.account = Account(self.began, self.limits.price_per_hour, self.earlier)
+        self.account = Account(self.paid_since or self.began, self.limits.price_per_hour, self.earlier)
 
     def heed_limits(self) -> None:
         """From now on the hours and the money that the user set end the run, whatever it is at."""

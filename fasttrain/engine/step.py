@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from fasttrain.engine.captured import CapturedStep
 from fasttrain.engine.optimisation.ema import Ema
 from fasttrain.errors import FasttrainError
 from fasttrain.kernels.structure_bits import unpack
+from fasttrain.ranges import part as named
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch
 
@@ -127,6 +129,20 @@ class Step:
         finally:
             self._parts = None
 
+    @contextlib.contextmanager
+    def without_graph(self) -> Iterator[None]:
+        """A scope in which steps are launched kernel by kernel although one was recorded as a CUDA graph."""
+        kept, self._captured = self._captured, None
+        try:
+            yield
+        finally:
+            self._captured = kept
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replayed as one CUDA graph."""
+        return self._captured is not None and self._captured.recorded
+
     def _prepare(self, learning_rate: float, number: int) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -142,9 +158,10 @@ class Step:
             batch, self._part = next(batches), part
             unproved = self._unproved and self._parts is None
             total += self._first_pass(batch) if unproved else self._pass(batch)
-        self._settle(total, self._update(total), kept)
-        if self.ema is not None:
-            self.ema.update()
+        with named("optimiser"):
+            self._settle(total, self._update(total), kept)
+            if self.ema is not None:
+                self.ema.update()
         return total
 
     def _by_graph(self, graph: CapturedStep, batches: list[Batch], learning_rate: float) -> Tensor:
@@ -174,10 +191,12 @@ class Step:
         """Forward and backward of one batch; returns its share of the step's loss."""
         forward, criterion = (self._forward, self._criterion) if self._parts is None else (self.network, self.loss)
         image, target = self.unpack(batch.image, batch.label)
-        with self.precision.autocast():
-            logits = forward(self.precision.laid_out(image))
-        loss = criterion(logits, target) / self._part
-        self.scaler.scale(loss).backward()
+        with named("forward"):
+            with self.precision.autocast():
+                logits = forward(self.precision.laid_out(image))
+            loss = criterion(logits, target) / self._part
+        with named("backward"):
+            self.scaler.scale(loss).backward()
         return loss.detach()
 
     def _first_pass(self, batch: Batch) -> Tensor:

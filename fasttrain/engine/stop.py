@@ -19,6 +19,8 @@ class StopRequest:
         """False until there is work that must be ended in order: whoever asks before that need not wait for an answer."""
         self.goes_on_with: str | None = None
         """The command line that goes on with the run, once there is one."""
+        self.told = False
+        """True once the run's own last line has said it: whoever ends the process after that need not."""
         self._lock = threading.Lock()
         self._save: Callable[[], None] | None = None
 
@@ -31,6 +33,10 @@ class StopRequest:
     def asked(self) -> bool:
         """True once anything asked for a stop."""
         return self.reason is not None
+
+    def has_told(self) -> None:
+        """The run's own last line was printed."""
+        self.told = True
 
     def check(self) -> None:
         """Raises Stopped where a stop was asked for; for phases that have no state of their own to save."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fasttrain.kernels.rows import as_rows, channels_last, kernels_take
 
-_MOST_CLASSES = 32
+MOST_CLASSES = 32
 _ELEMENTS = 2048
 _PROGRAMS = 528
 
@@ -24,7 +24,7 @@ def usable(logits: Tensor) -> bool:
     return (
         kernels_take(logits)
         and logits.ndim in (4, 5)
-        and 1 < logits.shape[1] <= _MOST_CLASSES
+        and 1 < logits.shape[1] <= MOST_CLASSES
         and logits.stride(1) == 1
         and not torch.compiler.is_compiling()
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fasttrain.recipe import Recipe
     from fasttrain.recipe.training_spec import LossSpec
 
-__all__ = ["LOSSES", "build_loss", "loss_of"]
+__all__ = ["LOSSES", "build_loss", "by_kernels", "loss_of"]
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     "dice": DiceLoss,
@@ -52,15 +52,21 @@ def build_loss(
 ) -> nn.Module:
     """The loss of `spec`, for networks with and without deep supervision alike; `ignores`: labels may hold IGNORED.
 
-    fused: losses on the softmax take their sums by fasttrain's kernels, where there are any for the logits at hand. regions: the
+    fused: losses take their sums by fasttrain's kernels, where there are any for the logits at hand. regions: the
     class indices that each channel's region holds; none: the channels are classes.
     """
     loss = LOSSES[spec.kind](spec, ignores)
     if isinstance(loss, OverlapLoss):
         loss.fused = fused
         if regions:
-            loss.regions = tuple(tuple(members) for members in regions)
+            loss.set_regions(regions)
     return DeepSupervisionLoss(loss)
+
+
+def by_kernels(spec: LossSpec, regions: bool = False) -> bool:
+    """Whether fasttrain's kernels take the sums of a loss, on a softmax of classes or on sigmoids of regions."""
+    loss = LOSSES[spec.kind]
+    return isinstance(loss, type) and issubclass(loss, OverlapLoss) and (loss.summed or regions or bool(loss.regions))
 
 
 def loss_of(recipe: Recipe, fused: bool) -> nn.Module:

@@ -43,11 +43,14 @@ class DiceFocalLoss(OverlapLoss):
     """
 
     spec: DiceFocalLossSpec
+    summed = False
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Float32 scalar from logits [batch, class, *spatial] and class indices [batch, 1, *spatial]."""
         spec = self.spec
         with float32_scope(logits):
+            if (found := self.fused_focal(logits, label, spec.squared, spec.gamma, spec.alpha)) is not None:
+                return spec.dice_weight * soft_dice_loss(found[0], spec) + spec.focal_weight * found[1]
             known = known_voxels(label, self.ignores)
             logits = blanked(logits.float(), known)
             members = counted(self.members(label, logits.shape[1]), self.counts_all)

@@ -1,4 +1,4 @@
-"""Owns the `data` and `patch` sections: where cases come from, how they are split, preprocessed, kept and cropped."""
+"""Owns the `data` section: where cases come from, how they are split, preprocessed and kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fasttrain.recipe.spec import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Probability,
     Seed,
     Spec,
     Switch,
@@ -37,7 +36,8 @@ class NnunetSource(Spec):
 class FoldersSource(Spec):
     """Plain folders, image and label paired by id: the file name less its ending and less its `image_suffixes` or `label_suffix`.
 
-    With several `image_suffixes` there is one file a channel, in that order.
+    With several `image_suffixes` there is one file a channel, in that order. `case_folders`: each case has a folder of its own in
+    `images`, as BraTS has it: `images: ., labels: ., image_suffixes: [_flair, _t1, _t1ce, _t2], label_suffix: _seg`.
     """
 
     kind: Literal["folders"]
@@ -45,6 +45,7 @@ class FoldersSource(Spec):
     labels: str = "labels"
     image_suffixes: tuple[str, ...] = ("",)
     label_suffix: str = ""
+    case_folders: bool = False
 
 
 class PhantomSource(Spec):
@@ -270,6 +271,11 @@ class DataSpec(Spec):
     copy_stream: Switch = "auto"
 
     @property
+    def sliced_across(self) -> str | int | None:
+        """The axis across which volumes are cut into slices; None where they are not."""
+        return None if self.slices is None else self.slices.axis
+
+    @property
     def class_count(self) -> int:
         """Output channels: the declared classes and the background."""
         return len(self.classes) + 1
@@ -288,17 +294,3 @@ class DataSpec(Spec):
     def class_names(self) -> tuple[str, ...]:
         """Names of the foreground classes, in the order of their class index."""
         return tuple(self.classes[value] for value in sorted(self.classes))
-
-
-class PatchSpec(Spec):
-    """How crops are drawn for training.
-
-    A share `foreground` of the crops is centred on a foreground voxel, drawn from all of them (`voxel`) or from a class that
-    was drawn first (`class`). The others lie anywhere, or are centred on a background voxel whose image value is above
-    `background_above`.
-    """
-
-    size: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=3)]
-    foreground: Probability = 0.5
-    foreground_by: Literal["voxel", "class"] = "voxel"
-    background_above: Float | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from fasttrain.recipe.acceleration_faults import faults_of_acceleration
 from fasttrain.recipe.augment_spec import AugmentSpec
 from fasttrain.recipe.data_spec import (
     CacheSpec,
     DataSpec,
     KFoldSplit,
-    PatchSpec,
     PercentileIntensity,
     PhantomSource,
     WindowIntensity,
@@ -18,6 +18,7 @@ from fasttrain.recipe.data_spec import (
 )
 from fasttrain.recipe.label_faults import faults_of_labels
 from fasttrain.recipe.network_spec import DoseUNetSpec, Fault, MonaiNetworkSpec, NetworkSpec
+from fasttrain.recipe.patch_spec import PatchSpec
 from fasttrain.recipe.regions import Regions, regions_of
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
 from fasttrain.recipe.slices import faults_of_slices
@@ -27,7 +28,6 @@ from fasttrain.recipe.task_faults import faults_of_task
 from fasttrain.recipe.training_spec import (
     AccelerationSpec,
     LossSpec,
-    MuonSpec,
     OptimizerSpec,
     ScheduleSpec,
     SGDSpec,
@@ -155,7 +155,7 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
     yield from _faults_of_network(recipe)
     yield from _faults_of_loss(recipe)
     yield from _faults_of_axes(recipe)
-    yield from _faults_of_acceleration(recipe)
+    yield from faults_of_acceleration(recipe)
     if isinstance(recipe.optimizer, SGDSpec) and recipe.optimizer.nesterov and recipe.optimizer.momentum == 0:
         yield ("optimizer", "nesterov"), "needs a momentum above 0; set optimizer.nesterov: false or a momentum"
 
@@ -264,30 +264,6 @@ def _faults_of_patch(size: tuple[int, ...], factors: tuple[int, ...]) -> Iterato
         below, above = length // factor * factor, -(-length // factor) * factor
         choice = f"{below} or {above}" if below else f"{above}"
         yield ("patch", "size", axis), f"{length} is not a multiple of {factor}; use {choice}"
-
-
-def _faults_of_acceleration(recipe: Recipe) -> Iterator[Fault]:
-    acceleration, data = recipe.acceleration, recipe.data
-    if acceleration.fused_layers == "on" and acceleration.compile == "on":
-        yield (
-            ("acceleration", "compile"),
-            "and fused_layers do the same work in two ways; set one of them to off or auto",
-        )
-    if acceleration.fused_layers == "on" and acceleration.channels_last == "off":
-        yield ("acceleration", "channels_last"), "off leaves the layout that fused_layers need; set one of them to auto"
-    if acceleration.cuda_graphs == "on" and acceleration.activation_checkpointing == "on":
-        yield (
-            ("acceleration", "cuda_graphs"),
-            "cannot record what activation_checkpointing computes again; set one of them to off or auto",
-        )
-    one_form = isinstance(recipe.optimizer, MuonSpec)
-    if acceleration.cuda_graphs == "on" and acceleration.fused_optimizer == "off" and not one_form:
-        yield ("acceleration", "cuda_graphs"), "needs fused_optimizer, since another waits for the host in each step"
-    if data.cache.kind == "gpu" and isinstance(data.workers, int) and data.workers > 0:
-        yield (
-            ("data", "workers"),
-            "have nothing to do where data.cache.kind: gpu cuts patches on the GPU; use auto or 0",
-        )
 
 
 def _faults_of_axes(recipe: Recipe) -> Iterator[Fault]:

@@ -82,6 +82,7 @@ class OutputSpec(Spec):
     many epochs (0: none), of which the newest `keep` stay. Every `log_every` steps the loss is read from the device and
     logged. `pictures` draws the worst, the median and the best case after the last validation, with `best` after each new
     best one too.
+    `report` writes `report.html` when the run has ended: curves, plan, cases, machine and cost in one file.
     `tensorboard` adds the run's figures as scalars for TensorBoard (`pip install 'fasttrain[tensorboard]'`).
     """
 
@@ -91,4 +92,5 @@ class OutputSpec(Spec):
     log_every: PositiveInt = 10
     plots: bool = True
     pictures: Annotated[Literal["last", "best", "off"], OrOff] = "last"
+    report: bool = True
     tensorboard: bool = False

@@ -2,6 +2,7 @@
 
 from fasttrain.scoring.case_score import CaseScore, ClassScore, count_case, score_case, score_counts
 from fasttrain.scoring.dose import DoseScore, DoseSummary, score_dose, summarise_doses
+from fasttrain.scoring.slices import count_slices, with_slices
 from fasttrain.scoring.summary import ScoreSummary, summarise
 
 __all__ = [
@@ -11,9 +12,11 @@ __all__ = [
     "DoseSummary",
     "ScoreSummary",
     "count_case",
+    "count_slices",
     "score_case",
     "score_counts",
     "score_dose",
     "summarise",
     "summarise_doses",
+    "with_slices",
 ]

@@ -17,11 +17,13 @@ class ClassScore:
     """Scores of one foreground class in one case; None: not counted (or, for `hd95`, not asked for).
 
     `hd95` is in mm; `hd95_penalised` says that it is the volume's diagonal, since the structure was missed or invented.
+    `slice_dices` are those of the slices that count (`data.slices`).
     """
 
     dice: float | None
     hd95: float | None = None
     hd95_penalised: bool = False
+    slice_dices: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ def overlap_counts(
         raise ValueError(f"prediction {tuple(prediction.shape)} and label {tuple(label.shape)} differ in shape")
     # torch's histogram asks a GPU how long it is to be
     counted = _by_histogram if prediction.device.type == "cpu" else _by_class
-    groups = [(0,), *regions] if regions else [(index,) for index in range(class_count)]
-    counts = counted(prediction, label, class_count, groups)
+    counts = counted(prediction, label, class_count, regions)
     if hidden is not None:
         counts[:, 0] -= hidden.sum()
     return counts
@@ -50,6 +49,11 @@ def dice_of_counts(counts: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
     )
 
 
+def _groups(class_count: int, regions: Members) -> Members:
+    """The class indices that are counted together."""
+    return [(0,), *regions] if regions else [(index,) for index in range(class_count)]
+
+
 def members_of(volume: Tensor, group: Sequence[int]) -> Tensor:
     """Bool of the volume's shape: voxels whose class index is in the group."""
     inside = volume == group[0]
@@ -58,13 +62,14 @@ def members_of(volume: Tensor, group: Sequence[int]) -> Tensor:
     return inside
 
 
-def _by_histogram(prediction: Tensor, label: Tensor, class_count: int, groups: Members) -> Tensor:
-    """One pass over pairs of indices, whose counts are then summed over each group's."""
+def _by_histogram(prediction: Tensor, label: Tensor, class_count: int, regions: Members = ()) -> Tensor:
+    """One pass over pairs of indices, whose counts are then summed over each region's."""
     bins = class_count + 1
     # The pair fits a byte for up to 15 classes, an eighth of the memory of int64 on a large CT.
     kind = torch.uint8 if bins * bins <= 256 else torch.int32
     pairs = prediction.to(kind).clamp(max=class_count).mul_(bins).add_(label.to(kind).clamp(max=class_count))
     joint = torch.bincount(pairs.flatten(), minlength=bins * bins).view(bins, bins)
+    groups = _groups(class_count, regions)
     inside = torch.zeros(len(groups) + 1, bins, dtype=torch.int64)
     for number, group in enumerate((*groups, (class_count,))):
         inside[number, list(group)] = 1
@@ -72,10 +77,10 @@ def _by_histogram(prediction: Tensor, label: Tensor, class_count: int, groups: M
     return torch.stack([both, inside @ joint.sum(1), inside @ joint.sum(0)])
 
 
-def _by_class(prediction: Tensor, label: Tensor, class_count: int, groups: Members) -> Tensor:
+def _by_class(prediction: Tensor, label: Tensor, class_count: int, regions: Members = ()) -> Tensor:
     """A few passes a class, of which none needs an answer."""
     counts = []
-    for group in groups:
+    for group in _groups(class_count, regions):
         predicted, expected = members_of(prediction, group), members_of(label, group)
         counts += [(predicted & expected).sum(), predicted.sum(), expected.sum()]
     # No class has an index of 256, which a byte could not be compared with

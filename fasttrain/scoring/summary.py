@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from fasttrain.scoring.case_score import CaseScore
@@ -16,7 +16,8 @@ class ScoreSummary:
     `dice` and `hd95` (mm) are means over the foreground classes that have a counted case, each class by its own mean
     over cases. The dictionaries have an entry for every class name: `dice_counts` and `hd95_counts` say how many
     cases counted, `hd95_penalised` how many of those were scored with the volume's diagonal. `cases` is the number of
-    cases in all.
+    cases in all. The dictionaries of slices are empty where volumes are not cut into slices; `slice_dice` is the mean over the
+    classes, each by its own mean over all counted slices of all cases.
     """
 
     cases: int
@@ -28,6 +29,9 @@ class ScoreSummary:
     hd95_by_class: dict[str, float | None]
     hd95_counts: dict[str, int]
     hd95_penalised: dict[str, int]
+    slice_dice: float | None = None
+    slice_dice_by_class: dict[str, float | None] = field(default_factory=dict)
+    slice_counts: dict[str, int] = field(default_factory=dict)
 
 
 def summarise(scores: Sequence[CaseScore], class_names: Sequence[str]) -> ScoreSummary:
@@ -43,6 +47,8 @@ def summarise(scores: Sequence[CaseScore], class_names: Sequence[str]) -> ScoreS
     distances = {name: _counted(score.hd95 for score in column) for name, column in by_class.items()}
     dice_by_class = {name: _mean(values) for name, values in dices.items()}
     hd95_by_class = {name: _mean(values) for name, values in distances.items()}
+    slices = {name: [dice for score in column for dice in score.slice_dices] for name, column in by_class.items()}
+    slice_dice_by_class = {name: _mean(values) for name, values in slices.items()} if any(slices.values()) else {}
     return ScoreSummary(
         cases=len(scores),
         dice=_mean(_counted(dice_by_class.values())),
@@ -53,6 +59,9 @@ def summarise(scores: Sequence[CaseScore], class_names: Sequence[str]) -> ScoreS
         hd95_by_class=hd95_by_class,
         hd95_counts={name: len(values) for name, values in distances.items()},
         hd95_penalised={name: sum(score.hd95_penalised for score in column) for name, column in by_class.items()},
+        slice_dice=_mean(_counted(slice_dice_by_class.values())),
+        slice_dice_by_class=slice_dice_by_class,
+        slice_counts={name: len(slices[name]) for name in slice_dice_by_class},
     )
 
 

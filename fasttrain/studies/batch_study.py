@@ -12,7 +12,7 @@ from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.choice import Effect, choose, effect_of, finalists, limit_of
 from fasttrain.studies.lock import BATCH, applied
 from fasttrain.studies.measuring import Measuring, Validation, error_of
-from fasttrain.studies.sweep import HUNG, MARGIN, Bounds, Point, Sweep
+from fasttrain.studies.sweep import HUNG, MARGIN, TIME_IS_OVER, Bounds, Point, Sweep
 from fasttrain.studies.too_large import nothing_fits
 from fasttrain.telemetry.events import Message
 from fasttrain.wording import counted
@@ -185,6 +185,17 @@ class BatchStudy:
         alike = [one for one in own if one.compiled == self.chosen.compiled] or own
         return self.chosen.rate / alike[0].rate - 1 if alike else None
 
+    def alone(self) -> str | None:
+        """The sentence where time was over before there was a second rate to compare the chosen one with."""
+        if self.chosen is None or self.sweep is None or self.sweep.ended != TIME_IS_OVER:
+            return None
+        if sum(point.ok for point in self.sweep.points) > 1:
+            return None
+        return (
+            f"batch {self.chosen.batch_size} was not chosen among others: time was over before a second size was measured; "
+            "a larger --budget measures more"
+        )
+
     def needed_bytes(self) -> int | None:
         """Of the GPU's memory, the most that a step or a validation held."""
         held = [self.chosen.values.get("reserved_bytes") if self.chosen is not None else None]
@@ -200,6 +211,7 @@ class BatchStudy:
             "sweep_ended": self.sweep.ended if self.sweep is not None else None,
             "trials": [_row(point) for point in self.points],
             "chosen": None if self.chosen is None else _row(self.chosen),
+            "compared": None if self.chosen is None else self.alone() is None,
             "gain": self.gain(),
             "effect": None if effect is None else asdict(effect),
             "limit": None if limit is None else {"by": limit[0], "why": limit[1]},

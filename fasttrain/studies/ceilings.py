@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,11 @@ from fasttrain.errors import ran_out_of_memory
 from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""By `amp`; float32 where it is off."""
 _SIDE_ON_GPU, _SIDE_ON_CPU = 8192, 1024
 _COPIED_ON_GPU, _COPIED_ON_CPU = 256 << 20, 64 << 20
-_REPEATS = 5
+_REPEATS = 7
 _PATCHES = 2
 """A norm of one voxel a patch has nothing to learn from with one."""
 
@@ -28,7 +30,7 @@ def ceilings_of(recipe: Recipe, amp: str, device: torch.device) -> dict[str, flo
     cannot be counted or memory is too short to measure.
     """
     try:
-        return {**work_of(recipe, amp), **_peaks(_DTYPES.get(amp, torch.float32), device)}
+        return {**work_of(recipe, amp), **peaks_of(DTYPES.get(amp, torch.float32), device)}
     except Exception as error:
         # Some networks do what made tensors cannot follow; what holds the rate back is then told less exactly
         if isinstance(error, RuntimeError | NotImplementedError | TypeError | ValueError) or ran_out_of_memory(error):
@@ -44,9 +46,9 @@ def work_of(recipe: Recipe, amp: str) -> dict[str, float]:
     """
     with torch.random.fork_rng(devices=[]):
         network = build_network(recipe.network, recipe.patch.size, recipe.input_channels, recipe.output_channels)
-        network.to("meta", _DTYPES.get(amp, torch.float32)).train()
+        network.to("meta", DTYPES.get(amp, torch.float32)).train()
         shape = (_PATCHES, recipe.input_channels, *recipe.patch.size)
-        image = torch.empty(shape, dtype=_DTYPES.get(amp), device="meta")
+        image = torch.empty(shape, dtype=DTYPES.get(amp), device="meta")
         with FlopCounterMode(display=False) as flops, _Bytes() as moved:
             _passes(network, image)
     return {"patch_flops": flops.get_total_flops() / _PATCHES, "patch_bytes": moved.count / _PATCHES}
@@ -74,20 +76,33 @@ class _Bytes(TorchDispatchMode):
         return answer
 
 
-def _peaks(dtype: torch.dtype, device: torch.device) -> dict[str, float]:
+def peaks_of(dtype: torch.dtype, device: torch.device) -> dict[str, float]:
+    """What the device reaches at most a second: operations in a product of matrices, bytes read and written in a copy.
+
+    Each is the median of a few, and `_spread` half the range of these as a share of it: on a CPU other processes come and go.
+    """
     on_gpu = device.type == "cuda"
     side, size = (_SIDE_ON_GPU, _COPIED_ON_GPU) if on_gpu else (_SIDE_ON_CPU, _COPIED_ON_CPU)
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if on_gpu else []):
         left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
         product = torch.empty_like(left)
-        computing = _least_seconds(lambda: torch.mm(left, right, out=product), device)
+        computing = _seconds(lambda: torch.mm(left, right, out=product), device)
         source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-        copying = _least_seconds(lambda: target.copy_(source), device)
-    return {"peak_flops": 2.0 * side**3 / computing, "peak_bandwidth": 2.0 * size / copying}
+        copying = _seconds(lambda: target.copy_(source), device)
+    return {
+        "peak_flops": 2.0 * side**3 / statistics.median(computing),
+        "peak_flops_spread": _spread(computing),
+        "peak_bandwidth": 2.0 * size / statistics.median(copying),
+        "peak_bandwidth_spread": _spread(copying),
+    }
 
 
-def _least_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The least of a few, the first ones left out."""
+def _spread(seconds: list[float]) -> float:
+    return (max(seconds) - min(seconds)) / 2 / statistics.median(seconds)
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> list[float]:
+    """Of a few calls, the first ones left out."""
     taken = []
     for _ in range(_REPEATS + 2):
         if device.type == "cuda":
@@ -101,4 +116,4 @@ def _least_seconds(work: Callable[[], object], device: torch.device) -> float:
             began = time.perf_counter()
             work()
             taken.append(time.perf_counter() - began)
-    return min(taken[2:])
+    return taken[2:]

@@ -165,15 +165,22 @@ def _ceiling(rate: float, ceilings: Mapping[str, float] | None, device: str) -> 
         )
     computing, moving = rate * ceilings["patch_flops"], rate * ceilings["patch_bytes"]
     of_peak, of_copy = computing / ceilings["peak_flops"], moving / ceilings["peak_bandwidth"]
-    told = (
-        f"its layers compute {_readable(computing)}FLOP/s, {of_peak:.0%} of what a matrix product reaches on this {device}, "
-        f"and move about {_readable(moving)}B/s, {of_copy:.0%} of what a copy reaches"
-    )
+    computes = of_ceiling(of_peak, ceilings.get("peak_flops_spread", 0.0), f"a matrix product reaches on this {device}")
+    moves = of_ceiling(of_copy, ceilings.get("peak_bandwidth_spread", 0.0), "a copy reaches")
+    told = f"its layers compute {readable(computing)}FLOP/s, {computes}, and move about {readable(moving)}B/s, {moves}"
     if max(of_peak, of_copy) < _NEAR:
         return "kernels", told
     return ("compute" if of_peak >= of_copy else "bandwidth"), told
 
 
-def _readable(count: float) -> str:
+def of_ceiling(share: float, spread: float, ceiling: str) -> str:
+    """`43% of what CEILING`. Beyond all of it the ceiling is not measured well enough to say how much, and its spread is told."""
+    if share <= 1.0:
+        return f"{share:.0%} of what {ceiling}"
+    return f"no less than what {ceiling}, whose own rate scatters by ±{spread:.0%}"
+
+
+def readable(count: float) -> str:
+    """`1.2 T`, `34 G` or `5 M`, to be followed by a unit."""
     power, letter = next(((power, letter) for power, letter in ((12, "T"), (9, "G")) if count >= 10**power), (6, "M"))
     return f"{count / 10**power:.3g} {letter}"

@@ -147,8 +147,16 @@ def tuned(resolved: ResolvedRecipe, machine: Mapping[str, Any], cache: Path) -> 
     reasons = {path: _differences(record, resolved.recipe, machine) for path, record in locks.items()}
     fitting = [path for path, found in reasons.items() if not found]
     if not fitting:
+        named = sorted({record["recipe"] for record in locks.values()})
+        if resolved.recipe.name not in named:
+            shown = ", ".join(named[:_MOST_SHOWN]) + (" …" if len(named) > _MOST_SHOWN else "")
+            raise RecipeError(
+                f"--tuned: nothing was tuned for {resolved.recipe.name} on this machine yet, but for {shown}; "
+                "`fasttrain tune-batch` measures it"
+            )
         # The one that needs least to fit, the newest of these first
-        nearest = min(reasons, key=lambda path: (locks[path]["recipe"] != resolved.recipe.name, len(reasons[path])))
+        own = [path for path in reasons if locks[path]["recipe"] == resolved.recipe.name]
+        nearest = min(own, key=lambda path: len(reasons[path]))
         found = reasons[nearest]
         shown = "; ".join(found[:_MOST_SHOWN]) + (
             f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""

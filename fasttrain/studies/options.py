@@ -33,9 +33,7 @@ class Options:
     def __post_init__(self) -> None:
         faults = []
         if self.prefer not in PREFERENCES:
-            faults.append(
-                f"--prefer {self.prefer}: there is no such preference{did_you_mean(self.prefer, PREFERENCES)}"
-            )
+            faults.append(f"--prefer {self.prefer}: there is no such preference; there are {', '.join(PREFERENCES)}")
         if not 0 <= self.margin < 1:
             faults.append(f"--margin {self.margin:g}: should be a share of the memory, from 0 to below 1")
         if self.trials < 1:

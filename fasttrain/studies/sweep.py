@@ -16,6 +16,7 @@ _FLAT_STEPS = 2
 _REFINEMENTS = 4
 
 OK, MEMORY, HUNG, MARGIN = "ok", "memory", "hung", "margin"
+TIME_IS_OVER = "the time for trials is over"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Sweep:
             return None
         found = self._measure(size)
         if found is None:
-            self._end("the time for trials is over")
+            self._end(TIME_IS_OVER)
             return None
         self.points.append(found)
         self._found()

@@ -15,7 +15,8 @@ class Task:
     kind: `look` finds and checks the cases and surveys the machine; `steps` measures training steps; `validation` predicts and
     scores the largest validation case beside a training that has begun. former: the plan of an earlier trial on a CPU, whose
     precision and layout stand. compiled: the plan's torch.compile is followed, else left out. ceilings: also count the network's
-    work and measure what the device does at most.
+    work and measure what the device does at most. cases: so many training cases are read. most_seconds: steps that are slow are
+    measured for no longer than about this; None: as long as it takes to have enough of them.
     """
 
     kind: str
@@ -26,6 +27,8 @@ class Task:
     former_device: str | None = None
     compiled: bool = False
     ceilings: bool = False
+    cases: int = 16
+    most_seconds: float | None = None
 
     def record(self) -> dict[str, Any]:
         """For JSON."""

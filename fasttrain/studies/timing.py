@@ -65,20 +65,18 @@ def timed(
     warmed: Callable[[], None] = lambda: None,
     told: Callable[[int, int], None] = lambda done, total: None,
     ahead: int = 0,
+    most_seconds: float | None = None,
 ) -> Rates:
     """Takes steps until they are steady, calls `warmed`, and measures stretches of them, fewer where a step takes long.
 
-    ahead: batches that workers may have ready, which are used up first, as long as that takes a few seconds only.
+    ahead: batches that workers may have ready, which are used up first, as long as that takes a few seconds only. most_seconds:
+    of it all, about, where steps are slow.
     """
     on_gpu = device.type == "cuda"
     told(0, _REPEATS + 1)
-    for _ in range(_WARM_UP_ON_GPU if on_gpu else _WARM_UP_ON_CPU):
-        next(reports)
-    began = time.perf_counter()
-    for _ in range(ahead):
-        if time.perf_counter() - began > _MOST_SECONDS_FOR_AHEAD:
-            break
-        next(reports)
+    limit = math.inf if most_seconds is None else most_seconds
+    _take(reports, _WARM_UP_ON_GPU if on_gpu else _WARM_UP_ON_CPU, limit / 4)
+    _take(reports, ahead, min(_MOST_SECONDS_FOR_AHEAD, limit / 4))
     warmed()
     # Also the first steps after `warmed`, which may have given memory back
     for _ in range(2 if on_gpu else 0):
@@ -87,6 +85,9 @@ def timed(
     if on_gpu:
         steps = min(max(math.ceil(_REPEAT_SECONDS_ON_GPU / one), _LEAST_STEPS_ON_GPU), _MOST_STEPS)
         repeats = _REPEATS
+        if most_seconds is not None:
+            steps = min(steps, max(int(most_seconds / 2 / _REPEATS / one), 1))
+            repeats = min(max(int(most_seconds / 2 / (one * steps)), _LEAST_REPEATS), _REPEATS)
     else:
         steps = max(math.ceil(_REPEAT_SECONDS_ON_CPU / one), 1)
         repeats = min(max(int(_MOST_SECONDS_ON_CPU / (one * steps)), _LEAST_REPEATS), _REPEATS)
@@ -98,6 +99,15 @@ def timed(
         waited += waiting
         passed += seconds
     return Rates(tuple(rates), min(waited / passed, 1.0))
+
+
+def _take(reports: Iterator[StepReport], steps: int, most_seconds: float) -> None:
+    """So many steps, or fewer where they take longer."""
+    began = time.perf_counter()
+    for _ in range(steps):
+        if time.perf_counter() - began > most_seconds:
+            return
+        next(reports)
 
 
 def _seconds(reports: Iterator[StepReport], steps: int, device: torch.device) -> tuple[float, int, float]:

@@ -12,11 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fasttrain.batches import ResidentSource
-from fasttrain.data.caches import estimate_bytes
 from fasttrain.data.splits import Split
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.failures import explained
@@ -28,8 +26,8 @@ from fasttrain.errors import FasttrainError, OutOfMemoryError, exit_code_of, ran
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.recipe import Recipe
-from fasttrain.samples import Case
 from fasttrain.studies.ceilings import ceilings_of
+from fasttrain.studies.few_cases import few_cases, largest_case, plan_for_few
 from fasttrain.studies.machine_record import machine_record
 from fasttrain.studies.task import LOOK, STEPS, Task
 from fasttrain.studies.timing import endless, timed
@@ -38,8 +36,6 @@ from fasttrain.telemetry.events import Event, Message, Progress
 
 Emit = Callable[[Event], None]
 
-_CASES = 16
-"""So many training cases are read for a trial: a step is no faster with more of them, and reading takes long."""
 _STEPS_BEFORE_VALIDATION = 6
 
 
@@ -80,18 +76,24 @@ def _path(text: str | None) -> Path | None:
 def _built(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
     began = time.perf_counter()
     validating = task.kind != STEPS
-    few = lambda split, cache="auto": _few(recipe, split, cache, validating)  # noqa: E731
+
+    def few(split: Split, cache: str = "auto") -> Split:
+        validated = largest_case(split.validation, recipe) if validating else ()
+        return few_cases(recipe, split, cache, validated, task.cases)
+
     former, device = _former(task), task.former_device
     prepared = prepare(recipe, _path(task.data), task.device, emit, former, device, opened=few)
     planning_seconds = time.perf_counter() - began
     hardware, whole, split = prepared.hardware, prepared.plan, few(prepared.split, prepared.plan.cache)
-    plan = _with_few(whole if task.compiled else replace(whole, compile=False), split, recipe)
+    plan = plan_for_few(whole if task.compiled else replace(whole, compile=False), split, recipe)
     raise_open_file_limit()
     prepare_torch(plan, hardware)
     assembly = build(recipe, plan, hardware, split, _progress(emit), lambda text, level: None, ahead=prepared.ahead)
     try:
         ballast = _ballast(assembly, whole, hardware)
-        found = _validated(assembly, plan, emit) if validating else _stepped(assembly, plan, hardware, emit)
+        found = (
+            _validated(assembly, plan, emit) if validating else _stepped(assembly, plan, hardware, emit, began, task)
+        )
         del ballast
         if task.ceilings and not validating:
             found["ceilings"] = ceilings_of(recipe, plan.amp, hardware.torch_device)
@@ -122,28 +124,6 @@ def _progress(emit: Emit) -> Callable[[str, int, int], None]:
     return lambda what, done, total: emit(Progress(what, done, total))
 
 
-def _few(recipe: Recipe, split: Split, cache: str, validating: bool) -> Split:
-    """Some of the training cases, and of the validation cases the largest or none."""
-    train, validation = split.train, split.validation
-    # How `smart` moves on depends on how many there are
-    if cache != "smart" and len(train) > _CASES:
-        # By way of names evenly, so that parts of a set that differ are all there
-        train = tuple(train[index] for index in np.linspace(0, len(train) - 1, _CASES).astype(int))
-    return Split(train, (_largest(validation, recipe),) if validating and validation else ())
-
-
-def _with_few(plan: Plan, split: Split, recipe: Recipe) -> Plan:
-    """The plan for a part of the cases: of the volumes the same share lies on the GPU."""
-    whole, part = max(plan.sizes.training_bytes, 1), estimate_bytes(split.train, recipe)
-    # Where all of the set lies there, all of the part does
-    resident = part if plan.resident_bytes >= whole else int(plan.resident_bytes * min(part / whole, 1.0))
-    return replace(plan, resident_bytes=resident)
-
-
-def _largest(cases: tuple[Case, ...], recipe: Recipe) -> Case:
-    return max(cases, key=lambda case: estimate_bytes([case], recipe))
-
-
 def _ballast(assembly: Assembly, whole: Plan, hardware: Hardware) -> torch.Tensor | None:
     """The memory that the cases take which a trial leaves out."""
     source = assembly.trainer.source
@@ -153,9 +133,15 @@ def _ballast(assembly: Assembly, whole: Plan, hardware: Hardware) -> torch.Tenso
     return torch.empty(left, dtype=torch.uint8, device=hardware.torch_device) if left > 0 else None
 
 
-def _stepped(assembly: Assembly, plan: Plan, hardware: Hardware, emit: Emit) -> dict[str, Any]:
+def _stepped(
+    assembly: Assembly, plan: Plan, hardware: Hardware, emit: Emit, began: float, task: Task
+) -> dict[str, Any]:
     device, trainer = hardware.torch_device, assembly.trainer
-    retries = _retries(device)
+    retries, reports = _retries(device), endless(trainer)
+    next(reports)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start_seconds = time.perf_counter() - began
     peaks: dict[str, int] = {}
 
     def warmed() -> None:
@@ -170,12 +156,13 @@ def _stepped(assembly: Assembly, plan: Plan, hardware: Hardware, emit: Emit) -> 
     try:
         told = lambda done, total: emit(Progress(f"measuring batch {plan.sizes.batch_size}", done, total))  # noqa: E731
         monitor.read()
-        rates = timed(endless(trainer), device, warmed, told, plan.workers * plan.prefetch_factor)
+        rates = timed(reports, device, warmed, told, plan.workers * plan.prefetch_factor, task.most_seconds)
         reading = monitor.read()
     finally:
         monitor.close()
     found: dict[str, Any] = {
         "repeats": list(rates.repeats),
+        "start_seconds": start_seconds,
         "rate": rates.median if hardware.on_gpu else rates.best,
         "median": rates.median,
         "spread": rates.spread,

@@ -31,6 +31,20 @@ def read_attempts(events: Path) -> tuple[Attempt, ...]:
         return tuple(_attempts(file))
 
 
+def former_limits(run: Path) -> str:
+    """The options by which the newest attempt at a run was limited (`--max-hours 2`), of all folds those of the whole; empty
+    where there were none.
+    """
+    newest = ""
+    for events in (run / "events.jsonl", *sorted(run.glob("fold_*/events.jsonl"))):
+        if events.exists():
+            with events.open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    if _STARTED in line and (record := _record(line)) is not None and record.get("event") == "RunStarted":
+                        newest = str(record.get("limit_options") or "")
+    return newest
+
+
 def _attempts(lines: Iterable[str]) -> Iterable[Attempt]:
     # Of a long run's many lines only those at the edges of an attempt are parsed
     start: dict[str, Any] | None = None
@@ -58,7 +72,7 @@ def _record(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
         return record if isinstance(record, dict) and _seconds_of(record) else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -92,7 +92,7 @@ class DeviceMonitor:
         if isinstance(nvml, str):
             return nvml
         try:
-            handle = within(_START_SECONDS, lambda: _found(nvml, device))
+            handle = within(_START_SECONDS, lambda: find_device(nvml, device))
         except Exception as error:
             return f"NVML does not answer ({type(error).__name__}: {error})"
         if handle is None:
@@ -140,8 +140,11 @@ class DeviceMonitor:
         return used if isinstance(used, int) and used >= 0 else None
 
 
-def _found(nvml: Nvml, device: str | int) -> Any:
-    """The handle of the device, of a card in MIG mode that of the run's instance; None where there is none to be found."""
+def find_device(nvml: Nvml, device: str | int, visible: str | None = None) -> Any:
+    """The handle of the device, of a card in MIG mode that of the run's instance; None where there is none to be found.
+
+    visible: CUDA_VISIBLE_DEVICES of the run; None: as it is in this process.
+    """
     if isinstance(device, int):
         handle = nvml.ask("DeviceGetHandleByIndex", device)
     else:
@@ -153,7 +156,7 @@ def _found(nvml: Nvml, device: str | int) -> Any:
     if instances is None:
         return handle
     # The figures of the whole card would be those of its other instances' programs as well
-    wanted = os.environ.get(VARIABLE, "").partition(",")[0]
+    wanted = (os.environ.get(VARIABLE, "") if visible is None else visible).partition(",")[0]
     if wanted.startswith("MIG-"):
         return nvml.ask("DeviceGetHandleByUUID", wanted)
     return instances[0] if len(instances) == 1 else None

@@ -61,7 +61,7 @@ def last_events(path: Path, most_bytes: int = 1 << 18) -> list[dict[str, Any]]:
 def _record_of(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -30,6 +30,8 @@ class RunStarted:
     """USD, where the user said so."""
     limits: str = ""
     """What may end the run before its last epoch, in words."""
+    limit_options: str = ""
+    """The same as on a command line."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,9 @@ class ValidationFigures:
     dose_score: float | None = None
     dvh_score: float | None = None
     dvh_by_structure: dict[str, float | None] = field(default_factory=dict)
+    slice_dice: float | None = None
+    """With `data.slices`, the mean over slices beside that over volumes, by which a run is judged."""
+    slice_dice_by_class: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def headline(self) -> float | None:

@@ -30,12 +30,19 @@ def class_slugs(class_names: Sequence[str]) -> list[str]:
     return slugs
 
 
-def metric_columns(class_names: Sequence[str], hd95: bool, task: str = "segmentation") -> list[str]:
-    """The columns of `metrics.csv` for a recipe's foreground classes; for a dose its scores in Gy, and those of structures."""
+def metric_columns(
+    class_names: Sequence[str], hd95: bool, task: str = "segmentation", slices: bool = False
+) -> list[str]:
+    """The columns of `metrics.csv` for a recipe's foreground classes; for a dose its scores in Gy, and those of structures.
+
+    slices: the Dice of slices comes behind that of volumes.
+    """
     slugs = class_slugs(class_names)
     if task == "dose":
         return [*_BEFORE, "val_dose_score", "val_dvh_score", *(f"val_dvh_{slug}" for slug in slugs), *_AFTER]
     columns = [*_BEFORE, "val_dice", *(f"val_dice_{slug}" for slug in slugs)]
+    if slices:
+        columns += ["val_slice_dice", *(f"val_slice_dice_{slug}" for slug in slugs)]
     if hd95:
         columns += ["val_hd95", *(f"val_hd95_{slug}" for slug in slugs)]
     return [*columns, *_AFTER]
@@ -48,11 +55,14 @@ class MetricsTable:
     cell is empty where there is no figure. Raises StorageError where the file cannot be written or has other columns.
     """
 
-    def __init__(self, path: Path, class_names: Sequence[str], hd95: bool, task: str = "segmentation") -> None:
+    def __init__(
+        self, path: Path, class_names: Sequence[str], hd95: bool, task: str = "segmentation", slices: bool = False
+    ) -> None:
         self._path = path
         self._class_names = tuple(class_names)
         self._hd95 = hd95
         self._task = task
+        self._slices = slices
         self._file = self._open()
 
     def on_event(self, event: Event) -> None:
@@ -65,7 +75,7 @@ class MetricsTable:
         self._file.close()
 
     def _open(self) -> LineFile:
-        columns = metric_columns(self._class_names, self._hd95, self._task)
+        columns = metric_columns(self._class_names, self._hd95, self._task, self._slices)
         found = _whole_lines(self._path)
         if not found:
             _replace(self._path, [",".join(columns)])
@@ -86,6 +96,10 @@ class MetricsTable:
             cells += self._score_cells(scores.dvh_score if scores else None, scores.dvh_by_structure if scores else {})
         else:
             cells += self._score_cells(scores.dice if scores else None, scores.dice_by_class if scores else {})
+        if self._slices:
+            cells += self._score_cells(
+                scores.slice_dice if scores else None, scores.slice_dice_by_class if scores else {}
+            )
         if self._hd95:
             cells += self._score_cells(scores.hd95 if scores else None, scores.hd95_by_class if scores else {})
         return [

@@ -102,7 +102,9 @@ def _of_epoch(event: EpochEnded) -> dict[str, float | None]:
         values |= {"validation/dice": scores.dice, "validation/hd95_mm": scores.hd95}
         values |= {"validation/dose_score_gy": scores.dose_score, "validation/dvh_score_gy": scores.dvh_score}
         values |= {"validation/seconds": scores.seconds}
+        values |= {"validation/slice_dice": scores.slice_dice} if scores.slice_dice is not None else {}
         values |= {f"dice/{name}": value for name, value in scores.dice_by_class.items()}
+        values |= {f"slice_dice/{name}": value for name, value in scores.slice_dice_by_class.items()}
         values |= {f"dvh_gy/{name}": value for name, value in scores.dvh_by_structure.items()}
         values |= {f"hd95_mm/{name}": value for name, value in scores.hd95_by_class.items()}
     return values

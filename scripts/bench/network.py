@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from kernel_time import breakdown, ceilings
 from pydantic import TypeAdapter
 from torch import nn
 
@@ -25,6 +24,8 @@ from fasttrain.networks import build_network
 from fasttrain.networks.fused import fuse
 from fasttrain.recipe.network_spec import NetworkSpec
 from fasttrain.recipe.training_spec import LossSpec
+from fasttrain.studies.ceilings import peaks_of
+from fasttrain.studies.profiling.kernels import breakdown
 
 DYNUNET: dict[str, Any] = {"kind": "dynunet", "deep_supervision": 0}
 WORK: dict[str, dict[str, Any]] = {
@@ -159,8 +160,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-    top = ceilings(getattr(torch, options.dtype))
-    print(f"ceilings: {top.tflops:.0f} TFLOP/s of a matrix product, {top.gbs:.0f} GB/s of a copy")
+    top = peaks_of(getattr(torch, options.dtype), torch.device("cuda"))
+    tflops, gbs = top["peak_flops"] / 1e12, top["peak_bandwidth"] / 1e9
+    print(f"ceilings: {tflops:.0f} TFLOP/s of a matrix product, {gbs:.0f} GB/s of a copy")
     for name in options.work:
         work = WORK[name]
         flops = operations(work)
@@ -169,9 +171,7 @@ def main() -> None:
             loop = Loop(work, variant, getattr(torch, options.dtype))
             seconds, spread = measure(loop, options.steps, options.repeats)
             took = time.perf_counter() - began
-            reached = (
-                f", {flops / seconds / 1e12:.0f} TFLOP/s of convolutions, {flops / seconds / 1e12 / top.tflops:.0%}"
-            )
+            reached = f", {flops / seconds / 1e12:.0f} TFLOP/s of convolutions, {flops / seconds / 1e12 / tflops:.0%}"
             print(
                 f"{name:<16} {variant:<16} {work['batch'] / seconds:8.1f} patches/s  {seconds * 1000:7.2f} ms  ±{spread:.1%}  "
                 f"{torch.cuda.max_memory_allocated() / (1 << 30):.1f} GiB  ({took:.0f} s in all){reached}",

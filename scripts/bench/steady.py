@@ -24,6 +24,7 @@ import torch
 from fasttrain.engine.build import build, prepare_torch
 from fasttrain.engine.preparing import prepare
 from fasttrain.recipe import resolve
+from fasttrain.studies.profiling.kernels import breakdown
 
 _WARM_UP = 12
 
@@ -42,8 +43,6 @@ def main() -> None:
         whole = _rates(lambda: next(reports), options, plan.sizes.effective_batch, on_gpu)
         found = None
         if options.profile and on_gpu:
-            from kernel_time import breakdown
-
             found = breakdown(lambda: next(reports), steps=20)
         batch = next(assembly.trainer.source.batches(0))
         step, rate = assembly.trainer.step, recipe.optimizer.learning_rate * 1e-3

@@ -8,6 +8,7 @@
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=pod_settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/pod_settings.sh"
+help_if_asked "$@"
 
 case "${1:-}" in
   fetch)

@@ -20,6 +20,13 @@ export PIP_CACHE_DIR="${PIP_CACHE_DIR:-$volume/pip-cache}"
 
 say() { printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2; }
 
+# Of a script whose first word asks for it: what stands at its head.
+help_if_asked() {
+  [[ "${1:-}" == --help || "${1:-}" == -h ]] || return 0
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit 0
+}
+
 fail() {
   say "$2"
   exit "$1"

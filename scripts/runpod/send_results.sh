@@ -6,6 +6,7 @@
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=pod_settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/pod_settings.sh"
+help_if_asked "$@"
 
 run="$(run_named "${1:-}")"
 name="$(basename "$run")"

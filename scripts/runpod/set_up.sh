@@ -7,6 +7,7 @@
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=pod_settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/pod_settings.sh"
+help_if_asked "$@"
 
 [[ -d "$volume" && -w "$volume" ]] ||
   fail 4 "$volume, the pod's volume, is not there or cannot be written; name its mount with FASTTRAIN_VOLUME=DIR"

@@ -10,6 +10,7 @@
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=pod_settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/pod_settings.sh"
+help_if_asked "$@"
 
 on_finish=stop-pod
 fetch=""
@@ -21,11 +22,13 @@ arguments=()
 take_arguments() {
   while (($#)); do
     case "$1" in
-      --fetch | --on-finish | --recipe | -r | --set | -s | --data)
+      --fetch | --on-finish | --recipe | -r | --set | -s | --data | --device)
         (($# > 1)) || fail 2 "$1 needs a value"
         ;;&
       --fetch) fetch="$2" && shift ;;
+      --fetch=*) fetch="${1#*=}" ;;
       --on-finish) on_finish="$2" && shift ;;
+      --on-finish=*) on_finish="${1#*=}" ;;
       --receive)
         (($# > 2)) || fail 2 "--receive needs the code and the set's name"
         receive=("$2" "$3")
@@ -33,7 +36,8 @@ take_arguments() {
         ;;
       --tune) tune=1 ;;
       # What decides on speed is told to the tuning, too
-      --recipe | -r | --set | -s | --data) recipe+=("$1" "$2") && shift ;;
+      --recipe | -r | --set | -s | --data | --device) recipe+=("$1" "$2") && shift ;;
+      --recipe=* | -r?* | --set=* | -s?* | --data=* | --device=*) recipe+=("$1") ;;
       *) arguments+=("$1") ;;
     esac
     shift

@@ -34,6 +34,18 @@ stop() {
 
 main() {
   local try
+  case "${1:-}" in
+    "" | --check) ;;
+    --help | -h)
+      sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+      exit 0
+      ;;
+    # A misspelt --check must not stop the machine
+    *)
+      say "$1: should be --check, or nothing"
+      exit 2
+      ;;
+  esac
   check
   [[ "${1:-}" != --check ]] || exit 0
   say "stopping this pod, $RUNPOD_POD_ID; its volume disk is still billed until you terminate it"

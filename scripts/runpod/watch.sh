@@ -3,6 +3,7 @@
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=pod_settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/pod_settings.sh"
+help_if_asked "$@"
 
 log="$logs/${1:-}.log"
 if [[ -z "${1:-}" ]]; then

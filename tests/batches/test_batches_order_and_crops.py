@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fasttrain.augment import Chances
 from fasttrain.batches.crop import CaseCentres, CentreTables, cut
 from fasttrain.batches.order import Order, WindowOrder
-from fasttrain.recipe.data_spec import PatchSpec
+from fasttrain.recipe.patch_spec import PatchSpec
 from fasttrain.samples import Grid, Sample
 
 

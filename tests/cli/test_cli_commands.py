@@ -21,9 +21,9 @@ COMMANDS = [
     [], ["train"], ["resume"], ["tune-batch"], ["tune"], ["check"], ["doctor"], ["drill"], ["evaluate"], ["predict"],
     ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
     ["data"], ["data", "fetch"], ["data", "cache"], ["data", "import"], ["data", "import", "openkbp"],
-    ["recipes", "suggest"],
+    ["recipes", "suggest"], ["monitor"], ["report"], ["runs"], ["runs", "list"], ["runs", "compare"],
 ]  # fmt: skip
-GROUPS = ([], ["recipes"], ["data"], ["data", "import"])
+GROUPS = ([], ["recipes"], ["data"], ["data", "import"], ["runs"])
 
 
 class Answer:

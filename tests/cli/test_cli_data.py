@@ -15,6 +15,7 @@ from rich.console import Console
 from fasttrain.cli import main
 from fasttrain.cli.fetch_view import BarFetchView, PlainFetchView, open_fetch_view
 from fasttrain.data.location import DECATHLON_TASKS
+from fasttrain.recipe import resolve
 
 
 @pytest.fixture
@@ -64,8 +65,13 @@ def test_where_the_recipes_look(fetch, archive: Path, tmp_path: Path, monkeypatc
     assert fetch("heart", *origin(archive))[:2] == (0, f"{tmp_path / 'sets' / 'heart'}\n")
     code, out, err = fetch("heart", "--to", tmp_path / "given", *origin(archive))
     assert (code, out) == (0, f"{tmp_path / 'given'}\n")
-    assert f"fasttrain recipes suggest --data {tmp_path / 'given'} --name heart" in err
-    assert f"fasttrain train --recipe heart.yaml --data {tmp_path / 'given'}" in err
+    assert f"train on it with: fasttrain train --recipe heart --data {tmp_path / 'given'}" in err
+
+
+def test_every_set_that_can_be_fetched_has_a_recipe() -> None:
+    for name, task in DECATHLON_TASKS.items():
+        recipe = resolve(name).recipe
+        assert (recipe.data_name, recipe.data.source.kind) == (name, "decathlon"), task
 
 
 def test_a_train_that_lacks_its_data_names_the_command_that_mends_it(

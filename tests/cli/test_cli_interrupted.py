@@ -17,7 +17,12 @@ import pytest
 
 from fasttrain.cli import main
 
-ENDS = {signal.SIGINT: (130, "Ctrl-C"), signal.SIGTERM: (143, "SIGTERM"), signal.SIGUSR1: (143, "SIGUSR1")}
+ENDS = {
+    signal.SIGINT: (130, "Ctrl-C"),
+    signal.SIGTERM: (143, "SIGTERM"),
+    signal.SIGUSR1: (143, "SIGUSR1"),
+    signal.SIGHUP: (143, "SIGHUP"),
+}
 MODULE = [sys.executable, "-m", "fasttrain"]
 SCRIPT = [str(Path(sys.executable).with_name("fasttrain"))]
 EARLIER = re.compile(

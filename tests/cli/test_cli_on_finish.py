@@ -166,3 +166,84 @@ def test_what_cannot_be_carried_out_is_refused(monkeypatch: pytest.MonkeyPatch) 
         OnFinish().ask("  ")
     with pytest.raises(MachineError, match="--on-finish 'COMMAND'"):
         OnFinish().ask("stop-pod")
+
+
+def tree_of(pid: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+    return [int(one) for one in found] + [below for one in found for below in tree_of(int(one))]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_hanging_command_is_ended_with_all_that_it_started(number: signal.Signals, stubborn: bool, tmp_path: Path) -> None:
+    command = ("trap '' TERM HUP INT; " if stubborn else "") + "echo begun; sleep 300 & sleep 300; wait"
+    words = [sys.executable, "-m", "fasttrain", "train", "--recipe", "nowhere", "--on-finish", command]
+    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    try:
+        while "begun" not in process.stderr.readline():
+            assert process.poll() is None
+        time.sleep(0.1)
+        below = tree_of(process.pid)
+        assert len(below) >= 2
+        process.send_signal(number)
+        assert process.wait(timeout=10) == 2
+        time.sleep(0.1)
+        assert not any(alive(pid) for pid in below)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def at_work(tiny_values: dict, phantoms: Path, tmp_path: Path):
+    """A run that goes on and on, in another process."""
+    run = Run(tmp_path / "first", phantoms, {**tiny_values, "training.epochs": 10_000})
+    run.wait_for("StepLogged")
+    yield run
+    run.process.kill()
+    run.process.communicate()
+
+
+def test_a_command_that_is_given_twice_ends_nothing(at_work: Run, tiny_values: dict, phantoms: Path, tmp_path: Path) -> None:
+    """Of any kind of refusal: the run is at work, and what stops the machine would stop that."""
+    noted, run = tmp_path / "noted", at_work.run
+    on_finish = ["--on-finish", f"touch {noted}"]
+    values = {**tiny_values, "training.epochs": 10_000}
+    sets = [part for key, value in values.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    commands = [
+        ["train", "--recipe", "demo", "--data", phantoms, "--run", run, *sets, "--device", "cpu", "--resume", "auto"],
+        ["train", "--recipe", "demo", "--data", phantoms, "--run", run],
+        ["train", "--recipe", "demmo", "--run", run],
+        ["resume", run],
+        ["train", "--recipe", "demo", "--run", run, "--max-huors", "3"],
+    ]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "fasttrain", *words, *on_finish],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **({"FASTTRAIN_EXIT_IN_USE": "75"} if words[0] == "resume" else {})},
+        )
+        for words in commands
+    ]
+    ended = [(one.communicate(timeout=100)[1], one.returncode) for one in started]
+    assert [code for _, code in ended] == [6, 6, 2, 75, 2]
+    assert all("--on-finish is left out: another process is at work there" in err for err, _ in ended)
+    assert sum("is in use by process" in err for err, _ in ended) == 3
+    assert not noted.exists()
+    # Once that run has ended, a refusal is an end again
+    at_work.process.kill()
+    at_work.process.wait()
+    words = [sys.executable, "-m", "fasttrain", *commands[2], *on_finish]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=60).returncode == 2
+    assert noted.exists()

@@ -188,3 +188,25 @@ def test_a_faulty_series_is_exit_3_and_a_missing_extra_exit_4(
         "needs the package pydicom, which is not installed; install what is missing by `pip install 'fasttrain[dicom]'`"
         in err
     )
+
+
+def test_slices_of_a_series_are_its_images_with_known_values(tmp_path: Path) -> None:
+    stored = np.random.default_rng(1).integers(0, 400, SHAPE).astype(np.uint16)
+    bright = np.zeros(SHAPE, dtype=bool)
+    bright[3:7, 6:16, 5:14] = True
+    paths = write_series(tmp_path / "p1", stored, "p1", patient="p1")
+    write_segmentation(tmp_path / "p1" / "seg.dcm", paths, {"liver": bright})
+    recipe = make_recipe(
+        source={"kind": "dicom"},
+        classes={1: "liver"},
+        slices={"axis": "axial"},
+        patch={"size": [20, 16], "foreground": 0},
+    )
+    (case,) = find_cases(recipe.data, tmp_path).cases
+    sample = Preprocess(recipe).as_sample(Preprocess(recipe)(case))
+    intercept = -1024.0
+    # Rows of DICOM run to the back and columns to the left; a slice has R and A as its axes
+    expected = np.flip(stored.astype(np.float32) + intercept, (1, 2)).transpose(0, 2, 1)
+    assert np.array_equal(sample.image[0].numpy(), expected)
+    assert np.array_equal(sample.label[0].numpy(), np.flip(bright, (1, 2)).transpose(0, 2, 1))
+    assert sample.filled.tolist() == bright.any((1, 2)).tolist()

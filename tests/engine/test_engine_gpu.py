@@ -269,7 +269,7 @@ def test_an_epochs_seconds_are_those_of_the_device(captured: bool) -> None:
     assert trainer.state.progress.epoch_seconds < 1.01 * took
 
 
-@pytest.mark.parametrize("optimizer", [{"kind": "sgd"}, {"kind": "adamw"}, {"kind": "adam"}])
+@pytest.mark.parametrize("optimizer", [{"kind": "sgd"}, {"kind": "adamw"}, {"kind": "adam"}, {"kind": "novograd"}])
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
 def test_a_recorded_step_is_the_step(optimizer: dict, dtype: torch.dtype | None) -> None:
     """Weights, average, learning rate and skipped steps as kernel by kernel."""

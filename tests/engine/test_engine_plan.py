@@ -75,6 +75,7 @@ def test_every_decision_has_a_reason_and_is_kept(planned) -> None:
         "channels_last",
         "activation_checkpointing",
         "fused_layers",
+        "loss_kernels",
         "cuda_graphs",
         "compile",
         "fused_optimizer",

@@ -1,5 +1,6 @@
 """A stand-in for the driver's library on PYTHONPATH; $FAKE_NVML is a JSON document: {"cards": [{"uuid", "name", "busy", "held",
-"instances", "processes"}], "driver", "cuda", "init": what happens when it is opened, "figures": what figures are like}.
+"instances", "processes", "milliwatts", "limit", "degrees"}], "driver", "cuda", "init": what happens when it is opened, "figures":
+what figures are like}.
 """
 
 import json
@@ -121,3 +122,22 @@ def nvmlDeviceGetMemoryInfo(handle: str, version: int | None = None) -> object:
     if handle in (card.get("instances") or ()):
         return SimpleNamespace(total=10 * _GIB, used=1 * _GIB)
     return SimpleNamespace(total=80 * _GIB, used=int(card.get("held", 0) * _GIB))
+
+
+def _given(handle: str, name: str) -> int:
+    value = _card(handle).get(name)
+    if value is None:
+        raise NVMLError("Not Supported")
+    return value
+
+
+def nvmlDeviceGetPowerUsage(handle: str) -> int:
+    return _given(handle, "milliwatts")
+
+
+def nvmlDeviceGetEnforcedPowerLimit(handle: str) -> int:
+    return _given(handle, "limit")
+
+
+def nvmlDeviceGetTemperature(handle: str, sensor: int) -> int:
+    return _given(handle, "degrees")

@@ -278,6 +278,11 @@ CEILINGS = {"patch_flops": 1e12, "patch_bytes": 1e10, "peak_flops": 7e14, "peak_
         ({"peak_flops": 1e14}, "compute", "compute 60 TFLOP/s, 60% of what a matrix product reaches on this GPU"),
         ({"patch_bytes": 4e10}, "bandwidth", "move about 2.4 TB/s, 80% of what a copy reaches"),
         ({"patch_bytes": 1e9}, "kernels", "compute 60 TFLOP/s, 9% of"),
+        (
+            {"peak_flops": 5e13, "peak_flops_spread": 0.2},
+            "compute",
+            "compute 60 TFLOP/s, no less than what a matrix product reaches on this GPU, whose own rate scatters by ±20%",
+        ),
         ({"nothing": 0}, "device", "the GPU's own speed, computing or memory bandwidth"),
     ],
 )

@@ -136,5 +136,4 @@ def _wanted(recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray) -> tup
 def _shape(
     recipe: Recipe, spatial: tuple[int, ...], affine: np.ndarray, spacing: Sequence[float] | None
 ) -> tuple[int, ...]:
-    slices = recipe.data.slices
-    return preprocessed_shape(spatial, affine, spacing, recipe.data.orientation, slices and slices.axis)
+    return preprocessed_shape(spatial, affine, spacing, recipe.data.orientation, recipe.data.sliced_across)

@@ -46,7 +46,7 @@ def settings_of(preprocess: Preprocess) -> dict[str, Any]:
         "dimensions": preprocess.dimensions,
         "task": preprocess.task,
         "data": preprocess.data.model_dump(mode="json", exclude=_NOT_OF_THE_VOLUME),
-        "slices": preprocess.data.slices and preprocess.data.slices.axis,
+        "slices": preprocess.data.sliced_across,
         "patch": preprocess.patch.model_dump(mode="json", exclude=_NOT_OF_THE_PATCH_PLACE)
         if preprocess.training
         else None,

@@ -11,7 +11,7 @@ from fasttrain.data.checking.between import fault_of_empty, faults_of_copies, te
 from fasttrain.data.checking.facts import View
 from fasttrain.data.checking.judging import CaseFindings, Terms, judge
 from fasttrain.data.checking.patients import judge_patient
-from fasttrain.data.checking.planes import refuse_volumes
+from fasttrain.data.checking.planes import refuse_other_axes
 from fasttrain.data.checking.reading_pass import Progress, facts_of
 from fasttrain.data.checking.remembered import Remembered
 from fasttrain.data.checking.sizes import faults_of_size
@@ -86,7 +86,7 @@ def check_cases(
     `folder` is fasttrain's cache folder, where facts are remembered; nothing is written beside the data. Without a `split`
     cases are compared all the same. pairing: {name of a case whose files do not pair: its faults}. Raises nothing for faults:
     they are in what is returned; RecipeError where `data.spacing` makes more of every case than any memory holds, and where
-    every case is a volume and the recipe is for planes.
+    every case is a volume and the recipe is for planes, or the other way round.
     """
     began = time.monotonic()
     remembered, pairing = Remembered(folder, root), pairing or {}
@@ -94,7 +94,7 @@ def check_cases(
     wanted += [(case.label, _label_view(case, terms)) for case in cases if case.label is not None]
     facts, files_read = facts_of(wanted, remembered, workers, full, progress)
     note = remembered.save()
-    refuse_volumes(cases, {path: found for (path, view), found in facts.items() if not view.label}, terms)
+    refuse_other_axes(cases, {path: found for (path, view), found in facts.items() if not view.label}, terms)
     judged = judge_patient if terms.data.source.kind == "openkbp" else judge
     findings = [
         judged(

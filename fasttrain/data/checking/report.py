@@ -181,8 +181,7 @@ def _part_by_case(split: Split | None) -> dict[str, str]:
 def _preprocessed(case: CaseFindings, checked: Checked) -> tuple[int, ...]:
     assert case.grid is not None
     data = checked.terms.data
-    slices = data.slices and data.slices.axis
-    return preprocessed_shape(case.grid.shape, case.grid.affine, data.spacing, data.orientation, slices)
+    return preprocessed_shape(case.grid.shape, case.grid.affine, data.spacing, data.orientation, data.sliced_across)
 
 
 def _along(case: CaseFindings, orientation: str) -> tuple[tuple[int, ...], tuple[float, ...]]:

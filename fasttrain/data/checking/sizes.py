@@ -50,9 +50,8 @@ def faults_of_size(findings: Sequence[CaseFindings], terms: Terms) -> tuple[dict
 
 def _voxels(case: CaseFindings, terms: Terms) -> int:
     assert case.grid is not None
-    slices = terms.data.slices and terms.data.slices.axis
-    grid = case.grid
-    shape = preprocessed_shape(grid.shape, grid.affine, terms.data.spacing, terms.data.orientation, slices)
+    grid, data = case.grid, terms.data
+    shape = preprocessed_shape(grid.shape, grid.affine, data.spacing, data.orientation, data.sliced_across)
     patch = terms.recipe.box if terms.recipe is not None else shape
     return math.prod(max(pair) for pair in zip(shape, patch, strict=True))
 

@@ -64,10 +64,17 @@ def warn_of_labels(path: Path, document: dict[str, Any], spec: DataSpec) -> list
     table = dict(pairs)
     warnings = []
     labels = document.get("labels")
-    regions = [key for key, value in labels.items() if isinstance(value, list)] if isinstance(labels, dict) else []
-    if regions:
+    labels = labels if isinstance(labels, dict) else {}
+    regions = [key for key, value in labels.items() if isinstance(value, list)]
+    if regions and not spec.regions:
+        # Where there are regions, nnU-Net takes single values for regions, too
+        every = {
+            key: value if isinstance(value, list) else [value] for key, value in labels.items() if value not in (0, "0")
+        }
+        written = ", ".join(f"{key}: {value}" for key, value in every.items())
         warnings.append(
-            f"{path} declares regions of several label values ({', '.join(regions)}); each value is a class of its own here"
+            f"{path} declares regions of several label values ({', '.join(regions)}); each value is a class of its own here "
+            f"unless data.regions says so: {{{written}}}"
         )
     doubled = [value for value, count in Counter(value for value, _ in pairs).items() if count > 1]
     warnings += [

@@ -9,12 +9,12 @@ from fasttrain.data.file_names import FileFinder
 from fasttrain.data.nifti import case_id, is_nifti
 from fasttrain.data.sources.found import (
     FoundCases,
+    case_files,
     describe_files,
     index_by_id,
     left_behind,
     listed,
     pair_by_id,
-    visible_files,
     warn_of_left_behind,
 )
 from fasttrain.errors import DataError
@@ -42,7 +42,7 @@ def find_folders(spec: DataSpec, root: Path) -> FoundCases:
     folders = [finder.find(source.images), finder.find(source.labels)]
     for folder in folders:
         try:
-            files.append(visible_files(folder))
+            files.append(case_files(folder, source.case_folders))
         except DataError as error:
             faults.extend(f"{fault}; {root} holds {describe_files(root)}" for fault in error.faults)
     if faults:
@@ -56,9 +56,9 @@ def find_folders(spec: DataSpec, root: Path) -> FoundCases:
     images = index_by_id(files[0], source.image_suffixes, [source.label_suffix] if shared else ())
     labels = index_by_id(files[1], [source.label_suffix], source.image_suffixes if shared else ())[source.label_suffix]
     names = spec.channels if len(source.image_suffixes) > 1 else (", ".join(spec.channels),)
-    pattern = (
-        f"{source.images}/CASE{source.image_suffixes[0]}.nii.gz with {source.labels}/CASE{source.label_suffix}.nii.gz"
-    )
+    inner = "CASE/" if source.case_folders else ""
+    image, label = f"{inner}CASE{source.image_suffixes[0]}.nii.gz", f"{inner}CASE{source.label_suffix}.nii.gz"
+    pattern = f"{source.images}/{image} with {source.labels}/{label}"
     found = pair_by_id(
         images,
         labels,

@@ -54,6 +54,17 @@ def visible_files(folder: Path) -> list[Path]:
         raise DataError(f"{folder} cannot be listed: {error.strerror or error}") from error
 
 
+def case_files(folder: Path, case_folders: bool) -> list[Path]:
+    """The visible files of a folder or, with `case_folders`, those of the folders in it, one a case; raises DataError as
+    `visible_files` does.
+    """
+    files = visible_files(folder)
+    if not case_folders:
+        return files
+    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [file for one in inside if not is_left_behind(one.name) for file in visible_files(one)]
+
+
 def left_behind(folders: Iterable[Path]) -> list[Path]:
     """What lies directly in the folders and is a system's own (`._*`, `.DS_Store`, `__MACOSX`, …) or a hidden NIfTI file."""
     found: set[Path] = set()

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from fasttrain.data.file_names import as_text, is_left_behind
 from fasttrain.data.nifti import case_id, is_nifti
 from fasttrain.data.sources.dicom import find_unlabelled_series
-from fasttrain.data.sources.found import describe_files, index_by_id, listed, visible_files
+from fasttrain.data.sources.found import case_files, describe_files, index_by_id, listed, visible_files
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec, DicomSource, FoldersSource, NnunetSource
 from fasttrain.samples import Case
@@ -42,7 +42,7 @@ def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None 
             # One file is one case, whatever it is called and whatever lies beside it
             stem = case_id(given)
             return (Case(stem.removesuffix(as_text(suffixes[0])) or stem, (given,), None),)
-    files = visible_files(given if given.is_dir() else given.parent)
+    files = _files_of(spec, given if given.is_dir() else given.parent)
     labels = set(_labels_among(spec, files, suffixes))
     index = index_by_id([path for path in files if path not in labels], suffixes)
     names = sorted({name for by_name in index.values() for name in by_name})
@@ -85,7 +85,14 @@ def label_files(spec: DataSpec, given: Path, suffixes: Sequence[str] | None = No
     """
     if not given.is_dir():
         return ()
-    return _labels_among(spec, visible_files(given), list(suffixes) if suffixes is not None else _suffixes(spec))
+    return _labels_among(spec, _files_of(spec, given), list(suffixes) if suffixes is not None else _suffixes(spec))
+
+
+def _files_of(spec: DataSpec, folder: Path) -> list[Path]:
+    """Those of one case, or where cases have folders and no volume lies beside these, of all cases."""
+    files = visible_files(folder)
+    in_folders = isinstance(spec.source, FoldersSource) and spec.source.case_folders and not any(map(is_nifti, files))
+    return case_files(folder, True) if in_folders else files
 
 
 def _labels_among(spec: DataSpec, files: Sequence[Path], suffixes: Sequence[str]) -> tuple[Path, ...]:

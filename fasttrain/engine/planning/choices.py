@@ -172,10 +172,10 @@ def _cuda_graphs(recipe: Recipe, hardware: Hardware) -> tuple[bool, str]:
     if acceleration.cuda_graphs == "off":
         return False, _SET
     asked = "asked for, but " if acceleration.cuda_graphs == "on" else ""
+    one_form = isinstance(recipe.optimizer, MuonSpec | NovogradSpec)
     hindrances = {
         "there is no GPU": not hardware.on_gpu,
-        "Novograd updates weight by weight from the host": isinstance(recipe.optimizer, NovogradSpec),
-        "fused_optimizer is off": acceleration.fused_optimizer == "off" and not isinstance(recipe.optimizer, MuonSpec),
+        "fused_optimizer is off": acceleration.fused_optimizer == "off" and not one_form,
         "activation_checkpointing cannot be recorded": acceleration.activation_checkpointing == "on",
         "compile is on": acceleration.compile == "on",
         f"network.kind: {recipe.network.kind} may ask the host in its step": recipe.network.kind == "monai"

@@ -70,7 +70,7 @@ def _free(hardware: Hardware) -> int:
 def window_bytes(recipe: Recipe, sizes: Sizes) -> int:
     """What the sliding window holds of the largest volume, in float32: the image, and twice the sums with their weights."""
     voxels = sizes.largest_case_bytes // voxel_bytes(recipe)
-    return 4 * voxels * (recipe.input_channels + 2 * (recipe.answer_channels + 1))
+    return 4 * voxels * (recipe.input_channels // recipe.depth + 2 * (recipe.answer_channels + 1))
 
 
 def stitching_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes) -> int:

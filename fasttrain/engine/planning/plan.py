@@ -9,6 +9,7 @@ from typing import Any
 from fasttrain.engine.planning import choices
 from fasttrain.engine.planning.decisions import Decision
 from fasttrain.engine.planning.gpu_memory import resident_bytes
+from fasttrain.engine.planning.loss_plan import choose_loss_kernels
 from fasttrain.engine.planning.memory_plan import choose_cache, choose_fill_threads, memory_need
 from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.engine.planning.worker_plan import choose_workers
@@ -92,6 +93,7 @@ def make_plan(
         "cuda_graphs", captured, step.reasons["cuda_graphs"] if captured == step.candidate.captured else "compile is on"
     )
     decide("compile", compiled, why)
+    decide("loss_kernels", *choose_loss_kernels(recipe, step.candidate.fused))
     fused, why = choices.choose_fused(recipe, hardware)
     decide("fused_optimizer", fused, why)
     cache, why = choose_cache(recipe, hardware, sizes, former, step_bytes=step.held_bytes)

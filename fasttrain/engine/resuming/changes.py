@@ -79,7 +79,7 @@ def changes_between(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Cha
     """What differs between two recipes (`as_values`), leaf by leaf; of a section of another `kind` the kind alone."""
     found = list(_differing(then, now, ()))
     # Tables that differ in their order alone are equal, and the order of regions is that of the network's channels
-    before, after = (dict(one["data"].get("regions") or {}) for one in (then, now))
+    before, after = (dict(one.get("data", {}).get("regions") or {}) for one in (then, now))
     if before == after and list(before) != list(after):
         found.append(Change(("data", "regions"), before, after))
     return found

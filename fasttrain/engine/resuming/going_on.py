@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fasttrain.checkpoints import ReadCheckpoint, newest_good
+from fasttrain.checkpoints import ReadCheckpoint, furthest_good
 from fasttrain.data.location import data_root, usual_folder
 from fasttrain.engine.build import Assembly
 from fasttrain.engine.outline import layers_of
 from fasttrain.engine.preparing import Prepared, read_start, recipe_changed, record_start
 from fasttrain.engine.resuming import told
+from fasttrain.engine.resuming.best_kept import settle_best
 from fasttrain.engine.resuming.carrying_on import carry_on, known_since
 from fasttrain.engine.resuming.changes import Change, as_values, changed_recipe, changes_between, check_changes
 from fasttrain.engine.state import check_layers
@@ -22,6 +23,7 @@ from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.run_folder import RunFolder, write_json, write_whole
 from fasttrain.telemetry.event_log import last_events, read_events
 from fasttrain.telemetry.events import Event, Message
+from fasttrain.telemetry.metrics_csv import read_metrics
 from fasttrain.wording import counted
 
 Assignments = Sequence[str] | Mapping[str, Any]
@@ -112,6 +114,8 @@ class GoingOn:
         elif self.reached[0]:
             text = f"no checkpoint was written yet: all {counted(self.reached[0], 'step')} are taken again, with the same draws"
             emit(Message(text))
+        else:
+            emit(Message("no step was taken yet: the run begins with its first"))
         self._record(prepared)
 
     def _restore(
@@ -121,10 +125,12 @@ class GoingOn:
         assembly.state.restore(saved.state, str(saved.path))
         progress = assembly.state.progress
         known_since(progress, self.plan.get("sizes") or asdict(sizes), trainer.rate)
+        self._tell_damaged(saved, emit)
+        for text in settle_best(self.folder, progress, saved):
+            emit(Message(text, "warning"))
         before = replace(progress)
         carry_on(progress, sizes)
-        self._tell_damaged(saved, emit)
-        emit(Message(told.restored_text(saved.state, saved.path.name, assembly.state.step, recipe)))
+        emit(Message(told.restored_text(saved.state, progress, saved.path.name, assembly.state.step, recipe)))
         missing = told.not_restored(saved.state, assembly.state.step, self.reached[0])
         emit(Message(f"not restored: {'; '.join(missing) or 'nothing, all of it was taken up'}"))
         other = told.other_device_text(self.device_then, prepared.hardware.device_name, self.plan, prepared.plan)
@@ -146,6 +152,9 @@ class GoingOn:
             emit(Message(sentence, "warning"))
         epoch, step = saved.state["progress"]["epoch"], saved.state["progress"]["step"]
         reached = self.reached[1]
+        if saved.path == self.folder.last and reached <= epoch:
+            # The damage is in one that would have been of no use
+            return
         lost = "what came after it is trained again"
         if reached > epoch:
             which = f"epoch {reached} is" if reached == epoch + 1 else f"epochs {epoch + 1} to {reached} are"
@@ -199,16 +208,40 @@ def newest_checkpoint(folder: RunFolder) -> ReadCheckpoint | None:
     written are gone or damaged: a run is never begun anew in silence.
     """
     if folder.has_checkpoints():
-        saved = newest_good(folder.last, [folder.best, *folder.epoch_files()])
-        gone = () if folder.last.exists() else (f"checkpoint {folder.last} is missing",)
-        return replace(saved, damaged=(*gone, *saved.damaged))
-    if any(entry.get("event") == "CheckpointSaved" for entry in read_events(folder.events)):
+        saved = furthest_good(folder.last, [folder.best, *folder.epoch_files()])
+        gone = not folder.last.exists() and _was_saved(folder, folder.last.name)
+        return replace(saved, damaged=(*([f"checkpoint {folder.last} is missing"] if gone else []), *saved.damaged))
+    if (proof := _proof_of_checkpoints(folder)) is not None:
         raise StorageError(
-            f"{folder.checkpoints} holds no checkpoint, but the run wrote some; bring them back, or begin anew with "
-            "`fasttrain train`"
+            f"{folder.checkpoints} holds no checkpoint, but {proof}; bring them back, or begin anew with `fasttrain train`"
         )
     folder.checkpoints.mkdir(exist_ok=True)
     return None
+
+
+def _was_saved(folder: RunFolder, name: str) -> bool:
+    return any(
+        entry.get("event") == "CheckpointSaved" and Path(str(entry.get("path"))).name == name
+        for entry in read_events(folder.events)
+    )
+
+
+def _proof_of_checkpoints(folder: RunFolder) -> str | None:
+    """What tells that the run wrote checkpoints, in words; None where it was cut short before its first one."""
+    seen: set[float | None] = set()
+    for entry in read_events(folder.events):
+        if entry.get("event") == "CheckpointSaved":
+            return "the run wrote some"
+        if entry.get("event") == "EpochEnded":
+            seen.add(_count(entry.get("epoch")))
+    if isinstance(folder.read_summary().get("checkpoint"), dict):
+        return f"{folder.summary} tells of one"
+    # An epoch that the log knows was closed without one; of another nobody can say
+    unknown = [row for row in read_metrics(folder.metrics) if row.get("epoch") not in seen]
+    if not unknown:
+        return None
+    epochs = counted(len(unknown), "epoch")
+    return f"{folder.metrics} tells of {epochs} that {folder.events} knows nothing of, and that checkpoints were written of"
 
 
 def _check_recipe(changes: list[Change], recipe: Recipe, saved: ReadCheckpoint | None, when: str) -> None:
@@ -249,9 +282,14 @@ def _reached(folder: RunFolder) -> tuple[int, int]:
     step, epoch = 0, 0
     for entry in last_events(folder.events):
         if entry.get("event") == "RunStarted":
-            step, epoch = int(entry.get("resumed_step") or 0), 0
+            step, epoch = _count(entry.get("resumed_step")), 0
         if entry.get("event") in ("StepLogged", "EpochEnded"):
-            step = max(step, int(entry["step"]))
+            step = max(step, _count(entry.get("step")))
         if entry.get("event") == "EpochEnded":
-            epoch = int(entry["epoch"])
+            epoch = _count(entry.get("epoch"))
     return step, epoch
+
+
+def _count(value: object) -> int:
+    """Of an event that anybody may have edited: 0 for what is no count."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

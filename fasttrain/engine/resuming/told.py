@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _CHOICES = ("amp", "channels_last", "fused_layers", "cuda_graphs", "compile", "activation_checkpointing")
 
 
-def restored_text(saved: Mapping[str, Any], name: str, step: Step, recipe: Recipe) -> str:
-    """What a checkpoint gave back."""
+def restored_text(saved: Mapping[str, Any], now: Progress, name: str, step: Step, recipe: Recipe) -> str:
+    """What a checkpoint gave back; now: the progress as it was taken up."""
     progress, random = saved["progress"], saved["random"]
     parts = [f"the weights of {counted(len(saved['network']), 'tensor')}"]
     if step.ema is not None and saved.get("ema"):
@@ -30,8 +30,8 @@ def restored_text(saved: Mapping[str, Any], name: str, step: Step, recipe: Recip
         parts.append("the loss scale")
     on_gpu = step.last_loss.device.type == "cuda"
     parts.append("the generators of CPU and GPU" if on_gpu and random["cuda"] is not None else "the CPU's generator")
-    if progress["best_value"] is not None:
-        parts.append(f"the best score, {progress['best_value']:.4f} of epoch {progress['best_epoch']}")
+    if now.best_value is not None:
+        parts.append(f"the best score, {now.best_value:.4f} of epoch {now.best_epoch}")
     if progress["step_in_epoch"]:
         parts.append(f"the loss of the {counted(progress['step_in_epoch'], 'step')} of the open epoch")
     seen = counted(progress["position"], "patch", "patches")

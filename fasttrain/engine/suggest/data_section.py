@@ -48,7 +48,7 @@ def _source(found: Fingerprint) -> str:
     suffixes = ", ".join(quoted(one) for one in source.image_suffixes)
     return (
         f"{{kind: folders, images: {quoted(source.images)}, labels: {quoted(source.labels)}, image_suffixes: [{suffixes}], "
-        f"label_suffix: {quoted(source.label_suffix)}}}"
+        f"label_suffix: {quoted(source.label_suffix)}{', case_folders: true' if source.case_folders else ''}}}"
     )
 
 

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fasttrain.data.grids import index_map
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.inference import Inference, WindowsTold, WithinTold, sent, telling
-from fasttrain.engine.validating.validation_cases import ValidationCases
+from fasttrain.engine.validating.validation_cases import ValidationCase, ValidationCases
+from fasttrain.ranges import part
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource, Grid, Sample
 from fasttrain.scoring import (
@@ -23,11 +25,13 @@ from fasttrain.scoring import (
     DoseSummary,
     ScoreSummary,
     count_case,
+    count_slices,
     score_case,
     score_counts,
     score_dose,
     summarise,
     summarise_doses,
+    with_slices,
 )
 from fasttrain.telemetry.events import ValidationFigures
 from fasttrain.windows import Told
@@ -62,13 +66,15 @@ class Scores:
             hd95=summary.hd95,
             hd95_by_class=summary.hd95_by_class,
             hd95_penalised=summary.hd95_penalised,
+            slice_dice=summary.slice_dice,
+            slice_dice_by_class=summary.slice_dice_by_class,
             seconds=self.seconds,
             cases=summary.cases,
         )
 
     def by_case(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
-        """Dice a class or region of each case by `names`, or its dose score, its DVH score and the mean DVH error of each structure
-        it has.
+        """Dice a class or region of each case by `names`, or its dose score, its DVH score and the mean DVH error of each of its
+        structures.
         """
         records: dict[str, dict[str, float | None]] = {}
         for score in self.cases:
@@ -140,6 +146,10 @@ class Validator:
 
         On a GPU cases are told when they were handed over: but for HD95 nothing is read back before the last one.
         """
+        with part("validation"):
+            return self._run(stop, progress, within)
+
+    def _run(self, stop: StopRequest, progress: Callable[[int, int], None], within: WithinTold | None) -> Scores:
         began = time.perf_counter()
         self._predictions.clear()
         dose = self.recipe.task == "dose"
@@ -153,7 +163,7 @@ class Validator:
             if self.keep_predictions:
                 self._predictions[index] = prediction.cpu()
             reference = case.reference if dose else sent(case.reference, prediction.device)
-            sheet.add(case.name, prediction, reference, self.kept.scored_grid(case))
+            sheet.add(case, prediction, reference, self.kept.scored_grid(case))
             progress(index + 1, len(self.cases))
         scores = sheet.scores()
         return Scores(sheet.summary(scores), scores, time.perf_counter() - began)
@@ -210,10 +220,14 @@ class _ScoreSheet:
         self._names: list[str] = []
         self._counts: list[Tensor] = []
         self._scores: list[CaseScore] = []
+        self._slices: list[Tensor] = []
 
-    def add(self, name: str, prediction: Tensor, reference: Tensor, grid: Grid) -> None:
-        data = self.recipe.data
+    def add(self, case: ValidationCase, prediction: Tensor, reference: Tensor, grid: Grid) -> None:
+        data, name = self.recipe.data, case.name
         ignores = data.ignore_label is not None
+        if data.slices is not None:
+            axis = axis_across(case.grid, grid)
+            self._slices.append(count_slices(prediction, reference, axis, data.class_count, ignores, self._regions))
         if self.recipe.validation.hd95:
             spacing = spacing_mm(grid.affine, self.recipe.volume_dimensions)
             self._scores.append(
@@ -228,6 +242,14 @@ class _ScoreSheet:
 
     def scores(self) -> tuple[CaseScore, ...]:
         """Waits for the device."""
+        if not self._slices:
+            return self._volume_scores()
+        return tuple(
+            with_slices(score, counts.tolist())
+            for score, counts in zip(self._volume_scores(), self._slices, strict=True)
+        )
+
+    def _volume_scores(self) -> tuple[CaseScore, ...]:
         if not self._counts:
             return tuple(self._scores)
         # The last ones lie on the CPU where a GPU's memory ran out on the way
@@ -245,11 +267,16 @@ class _DoseSheet:
         self._names = recipe.data.class_names
         self._scores: list[DoseScore] = []
 
-    def add(self, name: str, prediction: Tensor, reference: Tensor, grid: Grid) -> None:
+    def add(self, case: ValidationCase, prediction: Tensor, reference: Tensor, grid: Grid) -> None:
         dose, bits = reference.cpu().numpy()
         self._scores.append(
             score_dose(
-                name, prediction.cpu().numpy(), dose, bits.astype(np.int16), self._names, spacing_mm(grid.affine, 3)
+                case.name,
+                prediction.cpu().numpy(),
+                dose,
+                bits.astype(np.int16),
+                self._names,
+                spacing_mm(grid.affine, 3),
             )
         )
 
@@ -258,6 +285,11 @@ class _DoseSheet:
 
     def summary(self, scores: Sequence[DoseScore]) -> DoseSummary:
         return summarise_doses(scores, self._names)
+
+
+def axis_across(sliced: Grid, scored: Grid) -> int:
+    """The axis of the grid that is scored that runs across the slices, which are the first axis of `sliced`."""
+    return int(np.abs(index_map(scored, sliced)[0, :3]).argmax())
 
 
 def spacing_mm(affine: np.ndarray, dimensions: int) -> tuple[float, ...]:

@@ -105,7 +105,9 @@ class ValidationCases:
             return to_source_grid(sample.label, sample.grid, sample.source_grid, "nearest", 0)[0]
         label = self._labels.get(index)
         if label is None:
-            array, _ = read_label(self.cases[index], self.recipe.data, self.recipe.volume_dimensions, sample.source_grid)
+            array, _ = read_label(
+                self.cases[index], self.recipe.data, self.recipe.volume_dimensions, sample.source_grid
+            )
             label = torch.from_numpy(np.ascontiguousarray(array[0]))
             if self.keep_labels:
                 self._labels[index] = label

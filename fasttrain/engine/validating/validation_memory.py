@@ -128,6 +128,6 @@ def shapes_of(case: Case, recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, .
         return preprocessed_shape(spatial, affine, recipe.data.spacing, recipe.data.orientation), spatial
     header = read_header(case.images[0])
     spatial, _ = split_shape(case.images[0], header.shape, recipe.volume_dimensions)
-    across = recipe.data.slices and recipe.data.slices.axis
-    shape = preprocessed_shape(spatial, header.affine, recipe.data.spacing, recipe.data.orientation, across)
+    data = recipe.data
+    shape = preprocessed_shape(spatial, header.affine, data.spacing, data.orientation, data.sliced_across)
     return shape, tuple(spatial)

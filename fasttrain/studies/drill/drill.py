@@ -246,6 +246,11 @@ class Drill:
     def _check(self) -> None:
         self._stop.check()
         if time.monotonic() - self._began > _PATIENCE * self._most_seconds:
+            if self.wishes.budget_seconds is not None:
+                raise RecipeError(
+                    f"--budget {self._most_seconds:g}s is too short: {_PATIENCE:g} times that are over and the drill is not; "
+                    "give it more, or fewer --kills"
+                )
             raise MachineError(
                 f"the drill has taken {_PATIENCE:g} times the {self._most_seconds:g} s that it may, more than it measured at its "
                 "beginning: the machine is busy with something else, or its disk is slow; give it more with --budget"

@@ -39,7 +39,7 @@ class EventTail:
         found = []
         for line in lines:
             # One that a killed process left torn
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 found.append(json.loads(line))
         return [record for record in found if isinstance(record, dict)]
 

@@ -1,0 +1,1 @@
+"""What each acceleration gives on the machine at hand: switched off alone, and on alone from the plain baseline."""
