@@ -8,11 +8,12 @@
 #   tries again   after all others, among them 1 a bug, 5 out of memory, 137 killed, 143 told to stop by someone else
 #   gives up      after five tries without a checkpoint of a later step, with the code of the last one
 #
-# --on-finish is carried out at the end of the loop, not of every try: after each of its ends but that by a signal (SIGTERM).
+# --on-finish is carried out at the end of the loop, not of every try: after each of its ends but that by a signal (SIGTERM), and
+# never where the run is in use by another process: nothing has ended then. A signal while it is under way ends it too.
 #
 #   FASTTRAIN=COMMAND          the fasttrain to use (default: that on PATH, else .venv/bin/fasttrain in the checkout)
-#   FASTTRAIN_TRIES=5          tries without a later checkpoint
-#   FASTTRAIN_RETRY_SECONDS=10 pause between two tries
+#   FASTTRAIN_TRIES=5          tries without a later checkpoint, a whole number from 1
+#   FASTTRAIN_RETRY_SECONDS=10 pause between two tries, such as 10 or 0.5
 set -euo pipefail
 # Each try is a process group of its own, with Ctrl-C as it was: what bash starts in the background ignores it otherwise
 set -m
@@ -27,6 +28,10 @@ child=""
 signalled=""
 signals=0
 pending=""
+finishing=""
+in_use=""
+# By which a training says that another process has its run, and the exit code of that
+readonly in_use_code=75 storage_code=6
 
 say() { printf 'keep_training: %s\n' "$*" >&2; }
 
@@ -60,6 +65,10 @@ take_arguments() {
     esac
     shift
   done
+  # A name that the shell would take for a number of its own, or never end by, is refused here and not after hours
+  [[ "$tries" =~ ^[1-9][0-9]{0,5}$ ]] || refuse 2 "FASTTRAIN_TRIES=$tries: should be a whole number from 1 to 999999, such as 5"
+  [[ "$pause" =~ ^[0-9]{1,6}(\.[0-9]{1,6})?$ ]] ||
+    refuse 2 "FASTTRAIN_RETRY_SECONDS=$pause: should be seconds from 0 to 999999, such as 10"
   [[ -n "$run" ]] || refuse 2 "--run DIR is missing: the folder, on a disk that outlives the machine, in which the run is begun and resumed"
 }
 
@@ -70,7 +79,10 @@ take() {
       # As `fasttrain train` tells it to --on-finish
       [[ -z "$run" || "$run" == /* ]] || run="$PWD/$run"
       ;;
-    --on-finish) on_finish="$2" ;;
+    --on-finish)
+      [[ "$2" =~ [^[:space:]] ]] || refuse 2 "--on-finish is empty; give it a command, or stop-pod"
+      on_finish="$2"
+      ;;
     --resume) [[ "$2" == auto ]] || refuse 2 "--resume $2: this script always resumes by itself (--resume auto)" ;;
   esac
 }
@@ -92,12 +104,15 @@ saved_steps() {
 }
 
 # To the training alone, which ends its workers itself; where it is about to begin, once there is one. Each signal once: a second
-# one ends it at once.
+# one ends it at once. What --on-finish began is ended as a whole, and where it does not hear, two seconds later all the same.
 # shellcheck disable=SC2329  # the traps call it
 pass_on() {
   signalled="$1"
   signals=$((signals + 1))
-  if [[ -n "$child" ]]; then
+  if [[ -n "$child" && -n "$finishing" ]]; then
+    kill -s TERM -- "-$child" 2>/dev/null || true
+    { sleep 2 && kill -s KILL -- "-$child"; } >/dev/null 2>&1 &
+  elif [[ -n "$child" ]]; then
     kill -s "$1" "$child" 2>/dev/null || true
   else
     pending="$1"
@@ -106,7 +121,7 @@ pass_on() {
 
 start() {
   pending=""
-  "$@" </dev/null &
+  "$@" </dev/null >&"${output:-1}" &
   child=$!
   [[ -z "$pending" ]] || kill -s "$pending" "$child" 2>/dev/null || true
 }
@@ -145,8 +160,13 @@ keep_training() {
   local best now without=0
   best="$(saved_steps)"
   while [[ -z "$signalled" ]]; do
-    start "$fasttrain" train --resume auto --run "$run" ${arguments[@]+"${arguments[@]}"}
+    FASTTRAIN_EXIT_IN_USE="$in_use_code" start "$fasttrain" train --resume auto --run "$run" ${arguments[@]+"${arguments[@]}"}
     wait_for_child
+    if [[ "$code" == "$in_use_code" ]]; then
+      in_use=1
+      code="$storage_code"
+      return 0
+    fi
     [[ -z "$signalled" ]] && ! is_final "$code" || return 0
     now="$(saved_steps)"
     without=$((without + 1))
@@ -168,7 +188,11 @@ keep_training() {
 }
 
 finish() {
-  local how=0 before
+  local code=0 before output=2
+  if [[ -n "$on_finish" && -n "$in_use" ]]; then
+    say "--on-finish is left out: another process is at work on $run, and nothing has ended there"
+    return 0
+  fi
   # Whoever sent SIGTERM takes the machine away, and the run is to go on elsewhere
   if [[ -z "$on_finish" || "$signalled" == TERM || "$signalled" == USR1 ]]; then
     return 0
@@ -180,12 +204,14 @@ finish() {
     [[ "$signals" == "$before" ]] || return 0
   fi
   # As `fasttrain train` does it: its output to stderr, its failure told, the exit code left as it is
+  finishing=1
   if [[ "$on_finish" == stop-pod ]]; then
-    "$root/scripts/runpod/stop_pod.sh" >&2 || how=$?
+    start "$root/scripts/runpod/stop_pod.sh"
   else
-    FASTTRAIN_EXIT_CODE="$1" FASTTRAIN_RUN="$run" sh -c "$on_finish" </dev/null >&2 || how=$?
+    FASTTRAIN_EXIT_CODE="$1" FASTTRAIN_RUN="$run" start sh -c "$on_finish"
   fi
-  ((how == 0)) || say "--on-finish failed (exit code $how): $on_finish"
+  wait_for_child
+  ((code == 0)) || say "--on-finish failed (exit code $code): $on_finish"
 }
 
 main() {

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 FASTTRAIN = """#!/usr/bin/env bash
 # Ends with the next of $STUB_CODES (the last one again and again): `5+` saves a checkpoint of a later step first, `5=` one of the
-# same, `kill` dies of SIGKILL, `wait` until a signal, at which it saves
+# same, `kill` dies of SIGKILL, `in-use` finds another process at work, `wait` until a signal, at which it saves
 printf '%s\\n' "$*" >>"$STUB_LOG/fasttrain"
 calls=$(wc -l <"$STUB_LOG/fasttrain")
 read -ra codes <<<"${STUB_CODES:-0}"
@@ -26,6 +26,7 @@ case "$code" in
   *+) code="${code%+}"; save "$((calls * 10))" ;;
   *=) code="${code%=}"; save 10 ;;
   kill) kill -KILL $$ ;;
+  in-use) code="${FASTTRAIN_EXIT_IN_USE:-6}" ;;
   wait)
     trap 'echo TERM >>"$STUB_LOG/signals"; exit 143' TERM
     trap 'echo USR1 >>"$STUB_LOG/signals"; exit 143' USR1
@@ -38,10 +39,11 @@ exit "$code"
 """
 
 RUNPODCTL = """#!/usr/bin/env bash
-# $STUB_RUNPODCTL: new (version 2), old (version 1), or broken (nothing works), refusing (the old form's failure with exit code 0)
+# $STUB_RUNPODCTL: new (version 2), old (version 1), hanging, or broken (nothing works), refusing (the old form's failure with exit code 0)
 printf '%s\\n' "$*" >>"$STUB_LOG/runpodctl"
 kind="${STUB_RUNPODCTL:-new}"
 case "$kind $1 $2" in
+  "hanging "*) exec sleep 300 ;;
   "broken "*) echo "Error: no route to host" >&2; exit 1 ;;
   *" receive "*) mkdir -p mine/imagesTr; echo voxels >mine/imagesTr/a.nii.gz; exit ;;
   *" send "*) cp "$2" "$STUB_LOG/sent"; echo "runpodctl receive 1-a-b-c-2"; exit ;;

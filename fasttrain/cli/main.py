@@ -126,14 +126,14 @@ def _guarded(arguments: list[str], debug: bool) -> int:
             return _EXIT_BROKEN_PIPE
         return error.code if isinstance(error.code, int) else EXIT_BUG
     except Exception as error:
-        return _other(error, debug)
+        return _other(error, debug, arguments)
 
 
-def _other(error: Exception, debug: bool) -> int:
+def _other(error: Exception, debug: bool, arguments: list[str]) -> int:
     message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
     if callable(message) and isinstance(code, int):
         # The command line parser's own errors: wrong options and the like
-        _tell_usage(error, " ".join(message().split()))
+        _tell_usage(error, " ".join(message().split()), arguments)
         return code
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         _drop_output()
@@ -165,7 +165,9 @@ def _document_failure(error: FasttrainError) -> None:
         sys.stdout.flush()
 
 
-def _tell_usage(error: Any, message: str) -> None:
+def _tell_usage(error: Any, message: str, arguments: list[str]) -> None:
+    from fasttrain.cli.usage_hints import hint
+
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "fasttrain"
     if message.startswith(("Usage:", where)) or not message:
@@ -173,7 +175,9 @@ def _tell_usage(error: Any, message: str) -> None:
         _print_error(context.get_help() if context is not None else message)
         return
     text = message.rstrip(".").replace(". Did you mean", "; did you mean")
-    _tell(f"{text[0].lower()}{text[1:]}{'' if text.endswith('?') else ';'} `{where} --help` shows what there is")
+    if told := hint(message, arguments):
+        text += f"; {told};"
+    _tell(f"{text[0].lower()}{text[1:]}{'' if text.endswith(('?', ';')) else ';'} `{where} --help` shows what there is")
 
 
 def _drop_output() -> None:

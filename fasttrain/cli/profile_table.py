@@ -64,26 +64,26 @@ def _print_runs(found: Profile) -> None:
 
 
 def _print_parts(found: Profile) -> None:
-    parts, real = found.parts, found.runs.real.seconds
+    parts, apart, real = found.parts, found.parts.apart, found.parts.apart.seconds
     on_gpu = found.evidence.on_gpu
-    rows = [["part of a step", "host ms", *(["GPU ms"] if on_gpu else []), "of a real step", "where"]]
+    rows = [["part of a step", "host ms", *(["GPU ms"] if on_gpu else []), "of that step", "where"]]
     where = "the trainer's thread"
-    inside = dict(parts.host)
+    inside = dict(apart.host)
     if parts.made is not None:
-        apart = found.plan.workers > 0
+        beside = found.plan.workers > 0
         for part in _MAKING:
             if part in parts.made.parts:
-                place = f"in {counted(found.plan.workers, 'worker')}, beside the step" if apart else where
+                place = f"in {counted(found.plan.workers, 'worker')}, beside the step" if beside else where
                 rows.append(_part(part, parts.made.parts[part], None, real, place, on_gpu))
-                if apart:
+                if beside:
                     inside.pop(part, None)
     else:
         for part in ("cut", "augment"):
-            rows.append(_part(part, parts.host.get(part, 0.0), parts.gpu.get(part), real, where, on_gpu))
+            rows.append(_part(part, apart.host.get(part, 0.0), apart.gpu.get(part), real, where, on_gpu))
     for part in _STEP_PARTS:
-        if part in parts.host or part != "copy":
-            rows.append(_part(part, parts.host.get(part, 0.0), parts.gpu.get(part), real, where, on_gpu))
-    rows.append(_part("waiting for data", parts.host.get("waiting", 0.0), None, real, where, on_gpu))
+        if part in apart.host or part != "copy":
+            rows.append(_part(part, apart.host.get(part, 0.0), apart.gpu.get(part), real, where, on_gpu))
+    rows.append(_part("waiting for data", apart.host.get("waiting", 0.0), None, real, where, on_gpu))
     if not on_gpu:
         rows.append(
             _part("host gaps", max(real - sum(inside.values()), 0.0), None, real, "outside of all parts", on_gpu)

@@ -8,15 +8,15 @@ coarsest head, each at the resolution of its own stage.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fasttrain.errors import RecipeError
-from fasttrain.networks.by_name import build_by_name
+from fasttrain.networks.by_name import MainHead, build_by_name, by_name_arguments
 from fasttrain.networks.dose_unet import build_dose_unet
-from fasttrain.networks.dynunet import build_dynunet
-from fasttrain.networks.segresnet import build_segresnet
-from fasttrain.networks.swinunetr import build_swinunetr
-from fasttrain.networks.unet import build_unet
+from fasttrain.networks.dynunet import build_dynunet, dynunet_arguments
+from fasttrain.networks.segresnet import build_segresnet, segresnet_arguments
+from fasttrain.networks.swinunetr import build_swinunetr, swinunetr_arguments
+from fasttrain.networks.unet import build_unet, unet_arguments
 from fasttrain.recipe.faults import dotted
 
 if TYPE_CHECKING:
@@ -45,3 +45,28 @@ def build_network(spec: NetworkSpec, patch: tuple[int, ...], channels: int, outp
     if faults:
         raise RecipeError(faults)
     return NETWORKS[spec.kind](spec, patch, channels, outputs)
+
+
+_ARGUMENTS: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
+    "unet": ("UNet", unet_arguments),
+    "dynunet": ("DynUNet", dynunet_arguments),
+    "segresnet": ("SegResNet", segresnet_arguments),
+    "swinunetr": ("SwinUNETR", swinunetr_arguments),
+}
+
+
+def monai_definition(
+    spec: NetworkSpec, patch: tuple[int, ...], channels: int, outputs: int
+) -> tuple[str, dict[str, Any]] | None:
+    """The name of the class in `monai.networks.nets` that takes the weights of `build_network` as they are, and its arguments.
+
+    None for a network that is none of MONAI's, or whose main output is not what MONAI's class returns.
+    """
+    if spec.kind == "monai":
+        if isinstance(build_network(spec, patch, channels, outputs), MainHead):
+            return None
+        return spec.name, by_name_arguments(spec, patch, channels, outputs)
+    if spec.kind not in _ARGUMENTS:
+        return None
+    name, arguments = _ARGUMENTS[spec.kind]
+    return name, arguments(spec, patch, channels, outputs)

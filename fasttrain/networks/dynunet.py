@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
@@ -39,20 +41,25 @@ def build_dynunet(spec: DynUNetSpec, patch: tuple[int, ...], channels: int, outp
     Convolutions start from He's normal draw for a leaky slope of 0.01 with zero biases, which is nnU-Net's and which
     MONAI's DynUNet applies by itself (`DynUNet.initialize_weights`). Norms have learnt scale and shift.
     """
+    return NativeHeadsDynUNet(**dynunet_arguments(spec, patch, channels, outputs))
+
+
+def dynunet_arguments(spec: DynUNetSpec, patch: tuple[int, ...], channels: int, outputs: int) -> dict[str, Any]:
+    """What MONAI's class is called with."""
     dimensions = len(patch)
     kernel = per_axis(spec.kernels, dimensions)
     strides = tuple(per_axis(stride, dimensions) for stride in spec.strides)
-    return NativeHeadsDynUNet(
-        spatial_dims=dimensions,
-        in_channels=channels,
-        out_channels=outputs,
-        kernel_size=[kernel] * len(spec.features),
-        strides=[(1,) * dimensions, *strides],
-        upsample_kernel_size=list(strides),
-        filters=spec.features,
-        dropout=spec.dropout or None,
-        norm_name=("INSTANCE", {"affine": True}) if spec.norm == "instance" else "BATCH",
-        deep_supervision=spec.deep_supervision > 0,
-        deep_supr_num=max(spec.deep_supervision, 1),
-        res_block=spec.residual,
-    )
+    return {
+        "spatial_dims": dimensions,
+        "in_channels": channels,
+        "out_channels": outputs,
+        "kernel_size": [kernel] * len(spec.features),
+        "strides": [(1,) * dimensions, *strides],
+        "upsample_kernel_size": list(strides),
+        "filters": spec.features,
+        "dropout": spec.dropout or None,
+        "norm_name": ("INSTANCE", {"affine": True}) if spec.norm == "instance" else "BATCH",
+        "deep_supervision": spec.deep_supervision > 0,
+        "deep_supr_num": max(spec.deep_supervision, 1),
+        "res_block": spec.residual,
+    }

@@ -21,13 +21,18 @@ def build_segresnet(spec: SegResNetSpec, patch: tuple[int, ...], channels: int, 
 
     Initial weights are torch's default draw; norms have learnt scale and shift. Dropout follows the first convolution.
     """
-    return SegResNet(
-        spatial_dims=len(patch),
-        init_filters=spec.init_filters,
-        in_channels=channels,
-        out_channels=outputs,
-        blocks_down=spec.blocks_down,
-        blocks_up=spec.blocks_up,
-        norm=_NORMS[spec.norm],
-        dropout_prob=spec.dropout or None,
-    )
+    return SegResNet(**segresnet_arguments(spec, patch, channels, outputs))
+
+
+def segresnet_arguments(spec: SegResNetSpec, patch: tuple[int, ...], channels: int, outputs: int) -> dict[str, Any]:
+    """What MONAI's class is called with."""
+    return {
+        "spatial_dims": len(patch),
+        "init_filters": spec.init_filters,
+        "in_channels": channels,
+        "out_channels": outputs,
+        "blocks_down": spec.blocks_down,
+        "blocks_up": spec.blocks_up,
+        "norm": _NORMS[spec.norm],
+        "dropout_prob": spec.dropout or None,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 from monai.networks.nets import SwinUNETR
 from torch import nn
@@ -20,13 +21,18 @@ def build_swinunetr(spec: SwinUNETRSpec, patch: tuple[int, ...], channels: int, 
         raise MachineError(
             "network.kind: swinunetr needs the package einops, which is not installed; pip install einops"
         )
-    return SwinUNETR(
-        spatial_dims=len(patch),
-        in_channels=channels,
-        out_channels=outputs,
-        feature_size=spec.feature_size,
-        depths=spec.depths,
-        num_heads=spec.num_heads,
-        norm_name="batch" if spec.norm == "batch" else ("instance", {"affine": True}),
-        use_checkpoint=False,
-    )
+    return SwinUNETR(**swinunetr_arguments(spec, patch, channels, outputs))
+
+
+def swinunetr_arguments(spec: SwinUNETRSpec, patch: tuple[int, ...], channels: int, outputs: int) -> dict[str, Any]:
+    """What MONAI's class is called with."""
+    return {
+        "spatial_dims": len(patch),
+        "in_channels": channels,
+        "out_channels": outputs,
+        "feature_size": spec.feature_size,
+        "depths": spec.depths,
+        "num_heads": spec.num_heads,
+        "norm_name": "batch" if spec.norm == "batch" else ("instance", {"affine": True}),
+        "use_checkpoint": False,
+    }

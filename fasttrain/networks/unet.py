@@ -22,15 +22,20 @@ def build_unet(spec: UNetSpec, patch: tuple[int, ...], channels: int, outputs: i
     Norms and initial weights are MONAI's: an instance norm without learnt scale, convolutions with torch's default
     draw.
     """
+    return UNet(**unet_arguments(spec, patch, channels, outputs))
+
+
+def unet_arguments(spec: UNetSpec, patch: tuple[int, ...], channels: int, outputs: int) -> dict[str, Any]:
+    """What MONAI's class is called with."""
     dimensions = len(patch)
-    return UNet(
-        spatial_dims=dimensions,
-        in_channels=channels,
-        out_channels=outputs,
-        channels=spec.features,
-        strides=tuple(per_axis(stride, dimensions) for stride in spec.strides),
-        num_res_units=spec.residual_units,
-        act=_ACTIVATIONS[spec.activation],
-        norm=spec.norm.upper(),
-        dropout=spec.dropout,
-    )
+    return {
+        "spatial_dims": dimensions,
+        "in_channels": channels,
+        "out_channels": outputs,
+        "channels": spec.features,
+        "strides": tuple(per_axis(stride, dimensions) for stride in spec.strides),
+        "num_res_units": spec.residual_units,
+        "act": _ACTIVATIONS[spec.activation],
+        "norm": spec.norm.upper(),
+        "dropout": spec.dropout,
+    }

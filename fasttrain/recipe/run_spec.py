@@ -42,18 +42,23 @@ class Interval(Spec):
     unit: Literal["epochs", "steps", "seconds"]
 
 
-_INTERVAL = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(epochs?|steps?|s|m|h)\s*$")
+_INTERVAL = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(epochs?|steps?|s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?)\s*$")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_interval(text: str) -> Interval:
-    """Reads `N epochs`, `N steps`, `Ns`, `Nm` or `Nh`; raises ValueError for anything else, zero among it."""
+    """Reads `N epochs`, `N steps`, `Ns`, `Nm` or `Nh` (`N seconds`, `N min`, `N hours` …); raises ValueError for anything else,
+    zero among it.
+    """
     match = _INTERVAL.match(text)
     if match is None or not 0 < float(match[1]) < math.inf:
-        raise ValueError(f"{text!r} is no interval; write for example '1 epoch', '50 steps' or '5m'")
+        raise ValueError(
+            f"{text!r} is no interval; write for example '1 epoch', '50 steps', '5m' or '1 epoch, 5m'; for a checkpoint at the end "
+            "alone, more epochs than the run has"
+        )
     amount, unit = float(match[1]), match[2]
-    if unit in _SECONDS:
-        return Interval(amount=amount * _SECONDS[unit], unit="seconds")
+    if not unit.startswith(("epoch", "step")):
+        return Interval(amount=amount * _SECONDS[unit[0]], unit="seconds")
     if not amount.is_integer():
         raise ValueError(f"{text!r}: epochs and steps are whole numbers")
     return Interval(amount=amount, unit="steps" if unit.startswith("step") else "epochs")

@@ -12,6 +12,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/pod_settings.sh"
 help_if_asked "$@"
 
+pause="${FASTTRAIN_RETRY_SECONDS:-10}"
+[[ "$pause" =~ ^[0-9]{1,6}(\.[0-9]{1,6})?$ ]] || pause=10
 on_finish=stop-pod
 fetch=""
 receive=()
@@ -52,7 +54,7 @@ patiently() {
     code=$?
     # The same refusal would come again
     ((code != 2 && code != 4)) || break
-    ((try == 3)) || sleep "${FASTTRAIN_RETRY_SECONDS:-10}"
+    ((try == 3)) || sleep "$pause"
   done
   say "$(basename "$1") failed (exit code $code), so that nothing can be trained"
   give_up "$code"
@@ -72,6 +74,10 @@ name="$1"
 shift
 take_arguments "$@"
 here="$root/scripts/runpod"
+mkdir -p "$logs"
+# Given twice, the second one would fail at what the first is at, and stop the pod under it. The system drops the lock with this process
+exec {lock}>>"$logs/$name.starting"
+! command -v flock >/dev/null || flock -n "$lock" || fail 6 "$name is being started already by this command; nothing was done"
 patiently "$here/set_up.sh"
 PATH="$FASTTRAIN_VENV/bin:$PATH"
 [[ -z "$fetch" ]] || patiently "$here/bring_data.sh" fetch "$fetch"
@@ -81,7 +87,8 @@ if ((tune)); then
   [[ -f "$runs/$name/recipe.yaml" ]] || patiently "$here/tune.sh" ${recipe[@]+"${recipe[@]}"}
   arguments+=(--tuned)
 fi
-mkdir -p "$logs"
 cd "$volume"
+# From here on the run's own lock does it
+exec {lock}>&-
 exec "$root/scripts/keep_training.sh" --run "$runs/$name" --on-finish "$on_finish" ${recipe[@]+"${recipe[@]}"} \
   ${arguments[@]+"${arguments[@]}"}

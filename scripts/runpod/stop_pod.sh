@@ -6,18 +6,47 @@
 # its GPU, where somebody else has taken that.
 #
 #   FASTTRAIN_RETRY_SECONDS=10   pause between two of three tries
+#   FASTTRAIN_STOP_SECONDS=60    for an answer of runpodctl, which hangs where the network is gone
+#   FASTTRAIN_POD_ENVIRONMENT=/etc/rp_environment   the file in which RunPod keeps the pod's variables
 set -euo pipefail
 
 say() { printf 'stop_pod: %s\n' "$*" >&2; }
 
+# A number of seconds, or where it is none, since a pod that is not stopped is billed on, the usual one.
+seconds() {
+  if [[ "$1" =~ ^[0-9]{1,6}(\.[0-9]{1,6})?$ ]]; then
+    printf '%s' "$1"
+  else
+    say "$1 is no number of seconds; it is taken as $2"
+    printf '%s' "$2"
+  fi
+}
+
+# The variables of the pod that are not set here. The file is no program: a password in it may hold anything.
+read_pod_environment() {
+  local line name value
+  local pattern='^(export[[:space:]]+)?(RUNPOD_[A-Za-z0-9_]+)=(.*)$'
+  while IFS= read -r line || [[ -n "$line" ]]; do
+    [[ "${line%$'\r'}" =~ $pattern ]] || continue
+    name="${BASH_REMATCH[2]}" value="${BASH_REMATCH[3]}"
+    value="${value#[\"\']}"
+    value="${value%[\"\']}"
+    [[ -n "${!name:-}" ]] || export "$name=$value"
+  done <"$1"
+}
+
 check() {
+  local kept="${FASTTRAIN_POD_ENVIRONMENT:-/etc/rp_environment}"
   # A shell that was opened over ssh lacks the pod's own variables
-  if [[ -z "${RUNPOD_POD_ID:-}" && -r /etc/rp_environment ]]; then
-    # shellcheck disable=SC1091
-    source /etc/rp_environment
+  if [[ -z "${RUNPOD_POD_ID:-}" && -r "$kept" && ! -d "$kept" ]]; then
+    read_pod_environment "$kept"
   fi
   if [[ -z "${RUNPOD_POD_ID:-}" ]]; then
     say "RUNPOD_POD_ID is not set, so that this is no RunPod pod, and nothing to be stopped"
+    exit 4
+  fi
+  if ! [[ "$RUNPOD_POD_ID" =~ ^[A-Za-z0-9_-]+$ ]]; then
+    say "RUNPOD_POD_ID is $RUNPOD_POD_ID, which is no pod's id (letters and digits); set it to this pod's"
     exit 4
   fi
   if ! command -v runpodctl >/dev/null; then
@@ -28,12 +57,21 @@ check() {
 
 # The new form first (runpodctl 2), then the old one, which ends with 0 even where the pod did not stop.
 stop() {
-  said="$(runpodctl pod stop "$RUNPOD_POD_ID" </dev/null 2>&1)" && return
-  said="$(runpodctl stop pod "$RUNPOD_POD_ID" </dev/null 2>&1)" && [[ "$said" != *"stop failed"* ]]
+  ask pod stop "$RUNPOD_POD_ID" && return
+  ask stop pod "$RUNPOD_POD_ID" && [[ "$said" != *"stop failed"* ]]
+}
+
+ask() {
+  local how=0 within=()
+  # A container may lack coreutils
+  ! command -v timeout >/dev/null || within=(timeout -k 5 "$patience")
+  said="$(${within[@]+"${within[@]}"} runpodctl "$@" </dev/null 2>&1)" || how=$?
+  ((how != 124 && how != 137)) || said="runpodctl gave no answer in $patience s"
+  return "$how"
 }
 
 main() {
-  local try
+  local try pause patience
   case "${1:-}" in
     "" | --check) ;;
     --help | -h)
@@ -46,11 +84,13 @@ main() {
       exit 2
       ;;
   esac
+  pause="$(seconds "${FASTTRAIN_RETRY_SECONDS:-10}" 10)"
+  patience="$(seconds "${FASTTRAIN_STOP_SECONDS:-60}" 60)"
   check
   [[ "${1:-}" != --check ]] || exit 0
   say "stopping this pod, $RUNPOD_POD_ID; its volume disk is still billed until you terminate it"
   for try in 1 2 3; do
-    ((try == 1)) || sleep "${FASTTRAIN_RETRY_SECONDS:-10}"
+    ((try == 1)) || sleep "$pause"
     if stop; then
       exit 0
     fi

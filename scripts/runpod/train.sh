@@ -26,8 +26,8 @@ echo "$training" >"$process"
 say "$name is being trained; log: $log; watch it with $root/scripts/runpod/watch.sh $name"
 # A refusal comes within seconds, and the shell is still there to be told
 until="$((SECONDS + ${FASTTRAIN_LOOK_SECONDS:-5}))"
-while is_training "$process" && ((SECONDS < until)); do sleep 0.1; done
-if ! is_training "$process"; then
+while kill -0 "$training" 2>/dev/null && ((SECONDS < until)); do sleep 0.1; done
+if ! kill -0 "$training" 2>/dev/null; then
   code=0
   wait "$training" || code=$?
   tail -n 5 "$log" >&2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pod_stubs import Place
+from pod_stubs import ROOT, Place
 
 from fasttrain.cli.on_finish import OnFinish
 from fasttrain.errors import MachineError, RecipeError
@@ -37,7 +38,8 @@ class Run:
             self.run,
             *sets,
         ]
-        command += ["--device", "cpu", "--json", "--on-finish", NOTES.replace("NOTED", str(self.noted)), *more]
+        self.command = NOTES.replace("NOTED", str(self.noted))
+        command += ["--device", "cpu", "--json", "--on-finish", self.command, *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
         self.process = subprocess.Popen(command, cwd=folder, **pipes)
 
@@ -71,6 +73,9 @@ def test_it_follows_success_and_failure_and_never_sigterm(tiny_values: dict, pha
     code, out, err = told.end()
     assert code == 143, err
     assert told.notes() == []
+    # Once, and with what is to follow then
+    assert err.count("go on with") == 1
+    assert f"fasttrain resume {told.run} --on-finish {shlex.quote(told.command)}" in err.splitlines()[-1]
 
     code, out, err = faulty.end()
     assert code == 3
@@ -236,10 +241,16 @@ def test_a_command_that_is_given_twice_ends_nothing(at_work: Run, tiny_values: d
         )
         for words in commands
     ]
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -m fasttrain "$@"\n')
+    wrapper.chmod(0o755)
+    loop = [ROOT / "scripts/keep_training.sh", *commands[0][1:-2], *on_finish]
+    environ = {**os.environ, "FASTTRAIN": str(wrapper), "PYTHONPATH": str(ROOT)}
+    started.append(subprocess.Popen(loop, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environ))
     ended = [(one.communicate(timeout=100)[1], one.returncode) for one in started]
-    assert [code for _, code in ended] == [6, 6, 2, 75, 2]
-    assert all("--on-finish is left out: another process is at work there" in err for err, _ in ended)
-    assert sum("is in use by process" in err for err, _ in ended) == 3
+    assert [code for _, code in ended] == [6, 6, 2, 75, 2, 6]
+    assert all("--on-finish is left out: another process is at work" in err for err, _ in ended)
+    assert sum("is in use by process" in err for err, _ in ended) == 4
     assert not noted.exists()
     # Once that run has ended, a refusal is an end again
     at_work.process.kill()

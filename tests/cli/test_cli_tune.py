@@ -130,13 +130,20 @@ def test_a_changed_recipe_is_refused_with_the_reason(
 
 def test_tune_trains_with_what_it_found(folder: Folder) -> None:
     answer = folder.call(
-        "tune", "--run", "tuned", "--batch-sizes", "2,4", "--workers", "0", "--window-batches", "4,8", "--budget", "60s"
-    )
+        "tune", "--run", "tuned", "--batch-sizes", "2,4", "--workers", "0", "--window-batches", "4,8", "--budget", "60s",
+        "--set", "training.epochs=9", "--until-dice", "1e-9", "--price-per-hour", "3600",
+        "--on-finish", "echo ended $FASTTRAIN_EXIT_CODE $FASTTRAIN_RUN",
+    )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert "← chosen" in answer.stdout
     assert "validation.window.batch_size" in answer.stdout
     run = folder.path / "tuned"
-    assert json.loads((run / "summary.json").read_text())["status"] == "done"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["stopped_by"], summary["epochs"]) == ("done", "--until-dice 1e-09", 1)
+    # A second costs a USD, those of the measuring too, which are no part of the start of training
+    assert summary["cost"]["run"] > summary["seconds"]["total"] + 2
+    assert summary["seconds"]["to_first_step"] < summary["cost"]["run"] - 2
+    assert answer.stderr.splitlines()[-1] == f"ended 0 {run}"
     lock = json.loads((run / "tune" / "lock.json").read_text())
     recipe = resolve(str(run / "recipe.yaml")).recipe
     assert recipe.training.batch_size == lock["settings"].get("training.batch_size", 2)
@@ -172,7 +179,13 @@ def test_ctrl_c_keeps_the_table_so_far(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["tune-batch", "-r", "demo", "--prefer", "fast"], "--prefer fast: there is no such preference"),
+        (["tune-batch", "-r", "demo", "--prefer", "fastest"],
+         "--prefer fastest: there is no such preference; there are throughput, memory, largest"),
+        (["tune", "-r", "demo", "--no-train", "--max-hours", "2h"], "--no-train trains nothing that --max-hours 2 could end"),
+        (["tune", "-r", "demo", "--max-cost", "2"], "--max-cost 2 needs --price-per-hour"),
+        (["tune", "-r", "demo", "--until-dice", "90"], "--until-dice 90: should be above 0 and at most 1"),
+        (["tune", "-r", "demo", "--fold", "0"], "--fold 0: the recipe's data.split.kind is last"),
+        (["tune", "-r", "hippocampus", "--fold", "all"], "`train --tuned --fold all` trains every fold"),
         (["tune-batch", "-r", "demo", "--margin", "2"], "--margin 2: should be a share of the memory"),
         (["tune-batch", "-r", "demo", "--batch-sizes", "0"], "--batch-sizes 0: should be a whole number of at least 1"),
         (["tune-batch", "-r", "demo", "--batch-sizes", "dynunt:2"], "'dynunt' is no network.kind; did you mean dynunet or unet?"),

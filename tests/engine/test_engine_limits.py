@@ -10,7 +10,7 @@ import pytest
 
 from fasttrain import train, train_folds
 from fasttrain.engine.folds import resume_folds
-from fasttrain.engine.limits import Account, Limits, LimitTimer, goes_beyond, spent_before
+from fasttrain.engine.limits import Account, Limits, LimitTimer, goes_beyond, spent_before, told_of_limits
 from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.engine.validating.expected import validation_in_steps
@@ -138,6 +138,9 @@ def test_a_dose_goes_on_under_a_lower_score(wanted: float, goes_on: bool) -> Non
         (Limits(max_hours=1, max_cost=8, price_per_hour=4), (Attempt(5400),), "--max-cost 8"),
         (Limits(max_hours=1, max_cost=20, price_per_hour=4), (Attempt(5400),), "--max-hours 1"),
         (Limits(max_hours=3), (Attempt(99999),), None),
+        # Of a command that is given over and over, of all attempts
+        (Limits(max_hours=2, hours_of_run=True), (Attempt(3600),), "--max-hours 2"),
+        (Limits(max_hours=2.1, hours_of_run=True), (Attempt(3600),), None),
         (Limits(until_dice=0.5), (), None),
     ],
 )
@@ -160,7 +163,19 @@ def test_a_limit_of_ages_is_borne() -> None:
     assert not stop.asked
 
 
-ENDED = {"status": "done", "cost": {"run": 5.0}, "best": {"value": 0.8}}
+ENDED = {"status": "done", "cost": {"run": 5.0}, "hours": {"run": 2.001}, "best": {"value": 0.8}}
+
+
+def test_hours_that_all_attempts_took_are_spent_like_money() -> None:
+    account = Account(1000.0, None, (Attempt(5400), Attempt(1800)), lambda: 1000.0)
+    limit, told = spent_before(Limits(max_hours=2, hours_of_run=True), account) or ("", "")
+    assert limit == "--max-hours 2"
+    assert told == "nothing to do: the run has taken 2.00 h in 2 attempts; to go on, give a --max-hours above that"
+    assert spent_before(Limits(max_hours=2.01, hours_of_run=True), account) is None
+    assert spent_before(Limits(max_hours=2), account) is None
+    assert told_of_limits(Limits(max_hours=3, hours_of_run=True), account) == (
+        "ends at the latest by --max-hours 3 of the whole run, 2.00 h of it in 2 earlier attempts"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,6 +185,8 @@ ENDED = {"status": "done", "cost": {"run": 5.0}, "best": {"value": 0.8}}
         # The same command in a loop must end
         ("--max-hours 2", Limits(max_hours=2), False, False),
         ("--max-hours 2", Limits(), True, False),
+        ("--max-hours 2", Limits(max_hours=2, hours_of_run=True), False, False),
+        ("--max-hours 2", Limits(max_hours=3, hours_of_run=True), False, True),
         ("--max-cost 5", Limits(max_cost=5, price_per_hour=1), True, False),
         ("--max-cost 5", Limits(max_cost=9, price_per_hour=1), False, True),
         ("--until-dice 0.8", Limits(until_dice=0.8), False, False),
@@ -217,6 +234,10 @@ def test_hours_end_a_run_whole_and_it_goes_on_where_a_person_says_so(
 
     assert steps_after() == summary["steps"]
     assert steps_after(limits=limits, asked_for=False) == summary["steps"]
+    # A loop's hours are those of the run, of which one is spent
+    looped = {"asked_for": False, "observers": [heard := Heard()]}
+    assert steps_after(limits=Limits(max_hours=0.9, hours_of_run=True), **looped) == summary["steps"]
+    assert heard.events == []
     # What it cost before counts: one attempt of an hour at 2 USD
     heard = Heard()
     assert steps_after(limits=Limits(max_cost=1.5, price_per_hour=2), observers=[heard]) == summary["steps"]

@@ -224,6 +224,7 @@ def test_the_last_of_two_sets_counts(write) -> None:
         ("optimizer.learning_rate=.nan", "should be a finite number"),
         ("optimizer.learning_rate=.inf", "should be a finite number"),
         ("output.checkpoint_every=0m", "'0m' is no interval"),
+        ("output.checkpoint_every=off", "for a checkpoint at the end alone, more epochs than the run has"),
         ("data.orientation=RLS", "data.orientation"),
         ("name=a/b", "names a folder"),
         ("name=..", "names a folder"),
@@ -353,7 +354,8 @@ def test_the_written_recipe_gives_the_same_recipe(values: dict, tmp_path_factory
 @pytest.mark.parametrize(
     ("text", "amount", "unit"),
     [("1 epoch", 1, "epochs"), ("3 epochs", 3, "epochs"), ("50 steps", 50, "steps"), ("50steps", 50, "steps"),
-     ("5m", 300, "seconds"), ("0.5h", 1800, "seconds"), (" 20 s ", 20, "seconds")],
+     ("5m", 300, "seconds"), ("0.5h", 1800, "seconds"), (" 20 s ", 20, "seconds"), ("10 min", 600, "seconds"),
+     ("1 hour", 3600, "seconds"), ("2hours", 7200, "seconds"), ("90 seconds", 90, "seconds"), ("3 minutes", 180, "seconds")],
 )  # fmt: skip
 def test_intervals(text: str, amount: float, unit: str) -> None:
     interval = parse_interval(text)

@@ -188,3 +188,59 @@ def test_without_fasttrain_it_says_where_it_comes_from(place: Place) -> None:
     done = keep(place, "0", FASTTRAIN="/nowhere/fasttrain")
     assert done.returncode == 4
     assert "scripts/setup_env.sh" in done.stderr
+
+
+def test_a_run_in_use_is_no_end(place: Place) -> None:
+    """A start command that is given twice must not stop the machine under the first."""
+    done = keep(place.on_a_pod(), "in-use", "--on-finish", "stop-pod")
+    assert done.returncode == 6
+    assert "--on-finish is left out: another process is at work" in done.stderr
+    assert len(place.calls("fasttrain")) == 1
+    assert place.calls("runpodctl") == []
+    # Any other end with 6 is one
+    assert keep(place, "6", "--on-finish", "stop-pod").returncode == 6
+    assert place.calls("runpodctl") == ["pod stop abc"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("FASTTRAIN_TRIES", value) for value in ("08", "1.5", "abc", "0", "-1", "9" * 20)]
+    + [("FASTTRAIN_RETRY_SECONDS", value) for value in ("abc", "infinity", "-1", "1e9", "5m", ".")],
+)
+def test_settings_by_which_it_would_never_end_are_refused(place: Place, name: str, value: str) -> None:
+    done = keep(place, "1", **{name: value})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"keep_training: {name}={value}: should be ")
+    assert place.calls("fasttrain") == []
+
+
+def test_settings_that_are_right_are_heeded(place: Place) -> None:
+    done = keep(place, "1", FASTTRAIN_TRIES="2", FASTTRAIN_RETRY_SECONDS="0.05")
+    assert done.returncode == 1
+    assert "trying again in 0.05 s" in done.stderr
+    assert len(place.calls("fasttrain")) == 2
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_on_finish_is_refused(place: Place, value: str) -> None:
+    done = keep(place, "0", "--on-finish", value)
+    assert done.returncode == 2
+    assert "--on-finish is empty" in done.stderr
+    assert place.calls("fasttrain") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("stubborn", ["", "trap '' TERM INT HUP; "])
+def test_a_hanging_on_finish_is_ended_by_a_signal(place: Place, number: signal.Signals, stubborn: str) -> None:
+    command = f"{stubborn}sleep 307 & echo $! >$STUB_LOG/hanging; echo $$ >>$STUB_LOG/hanging; sleep 307; echo >$STUB_LOG/over"
+    words = ["--run", place.folder / "run", "--recipe", "demo", "--on-finish", command]
+    loop = place.start("keep_training.sh", *words, STUB_CODES="7")
+    wait_for(place.log / "hanging")
+    time.sleep(0.2)
+    loop.send_signal(number)
+    assert loop.wait(timeout=10) == 7
+    time.sleep(0.1)
+    # A zombie that nobody fetches has ended too
+    stats = [path for pid in place.calls("hanging") if (path := Path(f"/proc/{pid}/stat")).exists()]
+    assert all(path.read_text().rpartition(")")[2].split()[0] in "ZX" for path in stats)
+    assert not (place.log / "over").exists()

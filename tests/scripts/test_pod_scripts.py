@@ -119,13 +119,71 @@ def test_training_goes_on_in_the_background_and_can_be_watched_stopped_and_resum
     assert place.calls("signals") == ["TERM"]
     (place.volume / "runs" / "first").mkdir()
     (place.volume / "runs" / "first" / "recipe.yaml").touch()
-    resumed = place.run("runpod/resume.sh", STUB_CODES="3")
-    assert resumed.returncode == 0, resumed.stderr
-    until = time.monotonic() + 20
-    while len(place.calls("fasttrain")) < 2 and time.monotonic() < until:
-        time.sleep(0.02)
+    resumed = place.run("runpod/resume.sh", STUB_CODES="3", FASTTRAIN_LOOK_SECONDS="20")
+    assert resumed.returncode == 3, resumed.stderr
+    assert "it has ended already, with exit code 3" in resumed.stderr
     first, second = place.calls("fasttrain")
     assert first == second == f"train --resume auto --run {place.volume}/runs/first --recipe demo {' '.join(sets)}"
+
+
+def test_a_training_that_ends_at_once_gives_its_exit_code(place: Place) -> None:
+    for code in (0, 2):
+        done = place.run("runpod/train.sh", "first", "--recipe", "x", STUB_CODES=str(code), FASTTRAIN_LOOK_SECONDS="20")
+        assert done.returncode == code
+        assert f"it has ended already, with exit code {code}" in done.stderr
+    # Refused by the loop itself
+    done = place.run("runpod/train.sh", "first", "--resume", "never", FASTTRAIN_LOOK_SECONDS="20")
+    assert (done.returncode, place.calls("fasttrain")) == (2, ["train --resume auto --run " + run_of(place)] * 2)
+    assert "--resume never: this script always resumes" in done.stderr
+
+
+def run_of(place: Place) -> str:
+    """What follows in the calls of that test."""
+    return f"{place.volume}/runs/first --recipe x"
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["keep_training", "setup_env", *(f"runpod/{name}" for name in ("set_up", "train", "start", "watch", "stop_pod"))],
+)
+def test_help_is_the_head_of_a_script_and_does_nothing(place: Place, script: str) -> None:
+    place.on_a_pod()
+    done = place.run(f"{script}.sh", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"scripts/{script}.sh" in done.stdout.splitlines()[0]
+    assert "#" not in done.stdout.replace("#!", "")
+    assert "set -euo" not in done.stdout
+    assert (place.calls("runpodctl"), place.calls("fasttrain"), list(place.volume.iterdir())) == ([], [], [])
+
+
+def test_a_misspelt_word_stops_no_pod_and_makes_no_environment(place: Place) -> None:
+    place.on_a_pod()
+    assert place.run("runpod/stop_pod.sh", "--chek").returncode == 2
+    assert place.run("setup_env.sh", "--dev").returncode == 2
+    assert place.calls("runpodctl") == []
+    assert not (place.folder / "--dev").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "tuned"),
+    [
+        (["--recipe=spleen"], "--recipe=spleen"),
+        (["-rspleen", "-straining.epochs=2"], "-rspleen -straining.epochs=2"),
+        (["--recipe", "spleen", "--set=a.b=c", "--data=/d", "--device=cuda:1"], None),
+        (["-r", "spleen", "--device", "cuda:1"], "-r spleen --device cuda:1"),
+    ],
+)
+def test_what_decides_on_speed_is_told_to_the_tuning_in_every_form(
+    place: Place, given: list[str], tuned: str | None
+) -> None:
+    place.with_set_up_of_its_own().on_a_pod()
+    # And what does not, is not
+    done = place.run("runpod/start.sh", "first", "--fetch=spleen", "--tune", *given, "--max-hours=9", "--on-finish=:")
+    assert done.returncode == 0, done.stderr
+    words = tuned or " ".join(given)
+    training = f"train --resume auto --run {place.volume}/runs/first {words} --max-hours=9 --tuned"
+    assert place.calls("fasttrain") == ["doctor", "data fetch spleen", f"tune --no-train {words}", training]
+    assert place.calls("runpodctl") == ["pod get abc"]
 
 
 def test_without_a_run_there_is_nothing_to_watch_resume_or_send(place: Place) -> None:
@@ -266,3 +324,64 @@ def test_the_dockerfile_copies_what_there_is_and_installs_what_is_needed() -> No
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert done.stdout.splitlines() == project["dependencies"]
+
+
+def test_a_runpodctl_that_hangs_is_given_up(place: Place) -> None:
+    began = time.monotonic()
+    done = place.on_a_pod("hanging").run("runpod/stop_pod.sh", FASTTRAIN_STOP_SECONDS="0.1")
+    assert done.returncode == 1
+    assert "could NOT be stopped and goes on being billed: runpodctl gave no answer in 0.1 s" in done.stderr
+    assert place.calls("runpodctl") == ["pod stop abc", "stop pod abc"] * 3
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("name", ["FASTTRAIN_RETRY_SECONDS", "FASTTRAIN_STOP_SECONDS"])
+def test_a_setting_that_is_no_number_keeps_no_pod_running(place: Place, name: str) -> None:
+    done = place.on_a_pod().run("runpod/stop_pod.sh", **{name: "infinity"})
+    assert done.returncode == 0
+    assert "infinity is no number of seconds" in done.stderr
+    assert place.calls("runpodctl") == ["pod stop abc"]
+
+
+def test_the_variables_of_a_pod_are_read_and_not_run(place: Place) -> None:
+    kept, mark = place.folder / "rp_environment", place.folder / "mark"
+    lines = [
+        'export PW="pa$wor"',
+        f"export TICK=`touch {mark}`",
+        f'export RUNPOD_X="$(touch {mark})"',
+        'export PW2="it`s',
+        'export RUNPOD_POD_ID="abc"\r',
+    ]
+    kept.write_text("\n".join(lines))
+    place.on_a_pod()
+    del place.environ["RUNPOD_POD_ID"]
+    done = place.run("runpod/stop_pod.sh", FASTTRAIN_POD_ENVIRONMENT=str(kept))
+    assert done.returncode == 0, done.stderr
+    assert place.calls("runpodctl") == ["pod stop abc"]
+    assert not mark.exists()
+    # What is set stands
+    assert place.run("runpod/stop_pod.sh", RUNPOD_POD_ID="xyz", FASTTRAIN_POD_ENVIRONMENT=str(kept)).returncode == 0
+    assert place.calls("runpodctl")[1:] == ["pod stop xyz"]
+    kept.write_text("export RUNPOD_POD_ID='a b; c'\n")
+    done = place.run("runpod/stop_pod.sh", FASTTRAIN_POD_ENVIRONMENT=str(kept))
+    assert done.returncode == 4
+    assert "which is no pod's id" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="this machine has no flock")
+def test_a_start_command_that_is_given_twice_stops_no_pod_under_the_first(place: Place) -> None:
+    """While the first still sets up or measures, before there is a run that is in use."""
+    place.with_set_up_of_its_own().on_a_pod()
+    slow = '#!/usr/bin/env bash\necho $$ >"$STUB_LOG/setting-up"\nsleep 2\nexec false\n'
+    (place.scripts / "setup_env.sh").write_text(slow)
+    words = ["runpod/start.sh", "first", "--recipe", "demo"]
+    first = place.start(*words)
+    wait_for(place.log / "setting-up")
+    second = place.run(*words)
+    assert second.returncode == 6
+    assert "first is being started already" in second.stderr
+    assert place.calls("runpodctl") == []
+    assert place.run("runpod/start.sh", "other", "--recipe", "demo", "--on-finish", ":").returncode != 6
+    # Once the first has failed for good it stops the pod
+    first.communicate(timeout=60)
+    assert place.calls("runpodctl") == ["pod stop abc"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from made_trials import GIB, MadeTrials
 
+from fasttrain.cli.tune_table import print_batches
 from fasttrain.errors import DataError, FasttrainError, MachineError, OutOfMemoryError, RecipeError
 from fasttrain.recipe import resolve
 from fasttrain.studies.batch_study import BatchStudy
@@ -167,6 +168,33 @@ def test_the_budget_bounds_the_sweep() -> None:
     found.run()
     assert found.sweep.ended == "the time for trials is over"
     assert len(found.points) == 2
+    assert (found.alone(), found.document()["compared"]) == (None, True)
+
+
+def test_one_size_for_want_of_time_is_not_called_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    trials = MadeTrials()
+    run = trials.run
+
+    def slow(*arguments: Any) -> Outcome:
+        now[0] += 100.0
+        return run(*arguments)
+
+    trials.run = slow  # type: ignore[method-assign]
+    options = Options(budget_seconds=50.0)
+    found = BatchStudy(resolve("demo"), Measuring(None, "auto", trials, options, clock=lambda: now[0]))
+    found.run()
+    assert [point.batch_size for point in found.points] == [2]
+    print_batches(found)
+    out = capsys.readouterr().out
+    assert "batch 2 was not chosen among others: time was over before a second size was measured; a larger --budget" in out
+    assert "chosen: " not in out
+    assert "taken: batch 2" in out
+    assert found.document()["compared"] is False
+    # One that was asked for alone is no such case
+    alone = study(MadeTrials(), sizes=(2,))
+    alone.run()
+    assert alone.alone() is None
 
 
 def test_the_effect_on_training_is_told() -> None:

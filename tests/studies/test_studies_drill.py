@@ -14,7 +14,7 @@ import pytest
 from fasttrain import train
 from fasttrain.cli.drill_command import _print
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import DataError, RecipeError, StorageError
+from fasttrain.errors import DataError, MachineError, RecipeError, StorageError
 from fasttrain.machine.folder_lock import hold
 from fasttrain.studies.drill.comparing import ROUNDING, Difference, difference_beyond_spread, first_difference
 from fasttrain.studies.drill.drill import SAVING, Drill, Wishes, clear_left_overs
@@ -264,6 +264,18 @@ def test_a_budget_that_is_too_short_says_what_would_do(tiny, tmp_path: Path) -> 
     ):
         drill._affordable_steps(0.5, 9.0)
     assert drill._affordable_steps(0.02, 3.0) > drill._affordable_steps(0.2, 3.0) >= 4
+
+
+@pytest.mark.parametrize(("budget", "error"), [(5.0, RecipeError), (None, MachineError)])
+def test_a_budget_that_is_over_before_anything_was_measured_is_too_short(
+    tiny, tmp_path: Path, budget: float | None, error: type
+) -> None:
+    drill = drill_in(tmp_path, tiny().recipe, None, kills=3, budget_seconds=budget)
+    drill._check()
+    drill._began -= 10_000
+    with pytest.raises(error, match="give it more") as caught:
+        drill._check()
+    assert ("--budget 5s is too short" in str(caught.value)) is (budget is not None)
 
 
 def test_a_report_without_kills_can_be_told(capsys) -> None:

@@ -114,6 +114,18 @@ def test_nothing_was_tuned_yet(tmp_path: Path) -> None:
         tuned(recipe(), H100, tmp_path)
 
 
+def test_of_another_recipe_it_is_said_that_nothing_was_tuned_for_it(kept) -> None:
+    with pytest.raises(RecipeError) as caught:
+        tuned(resolve("hippocampus"), H100, kept())
+    assert str(caught.value) == (
+        "--tuned: nothing was tuned for hippocampus on this machine yet, but for demo; `fasttrain tune-batch` measures it"
+    )
+    # By another name it is the same
+    renamed = recipe(name="mine")
+    plain = type(renamed)(renamed.recipe, dict.fromkeys(renamed.origins, "recipe"), renamed.source)
+    assert tuned(plain, H100, kept())[0].recipe.training.batch_size == 8
+
+
 def test_a_value_that_is_set_beside_it_is_refused(kept) -> None:
     with pytest.raises(RecipeError, match=r"--set training\.batch_size and --tuned both decide it"):
         tuned(recipe(training__batch_size=4), H100, kept())

@@ -197,7 +197,9 @@ def look_at(folder: RunFolder, assignments: Assignments = (), asked: Recipe | No
     then, edited = plan.get("recipe") or as_values(there), recipe_changed(folder, plan)
     changes = changes_between(then, as_values(resolved.recipe))
     saved = newest_checkpoint(folder)
-    _check_recipe(changes, resolved.recipe, saved, "--set" if assignments else f"{folder.recipe}:")
+    # What a command that is given again has otherwise may stand in its recipe, too
+    when = f"recipe {asked.name} of this command:" if asked is not None else "--set" if assignments else f"{folder.recipe}:"
+    _check_recipe(changes, resolved.recipe, saved, when)
     _check_unfinished(folder, resolved.recipe, saved)
     kept = as_values(asked) if asked is not None else plan.get("asked")
     return GoingOn(folder, resolved, start, plan, saved, changes, edited, bool(assignments), kept, _reached(folder))

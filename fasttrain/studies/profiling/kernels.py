@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,8 +66,6 @@ def breakdown(
     """Of so many steps, warm ones. trace: takes the Chrome trace. ranges: operations and their names are recorded on a GPU too,
     which costs the host time.
     """
-    # It tells stderr when it begins and ends
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 

@@ -27,6 +27,7 @@ from fasttrain.studies.profiling.cards import Projection
 from fasttrain.studies.profiling.elsewhere import projected
 from fasttrain.studies.profiling.kernels import Breakdown
 from fasttrain.studies.profiling.seen import (
+    Apart,
     Made,
     made_alone,
     read_alone,
@@ -55,12 +56,11 @@ _READ_EACH_TIME = ("none", "disk", "lmdb")
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds a step by part: of the trainer's thread, of the GPU in these parts, and of making a step's batches in one process
-    (on machines whose device makes them: nothing). once: seconds of a case as it is read when the run starts.
+    """Seconds a step by part: as steps were taken apart, and of making a step's batches in one process (None where the device
+    makes them). once: seconds of a case as it is read when the run starts.
     """
 
-    host: Mapping[str, float]
-    gpu: Mapping[str, float]
+    apart: Apart
     made: Made | None
     once: Mapping[str, float]
     graph: bool
@@ -113,8 +113,9 @@ class Profile:
             "waits": runs.waits,
             "parts": {
                 "graph": self.parts.graph,
-                "host_seconds": dict(self.parts.host),
-                "gpu_seconds": dict(self.parts.gpu),
+                "step_seconds": self.parts.apart.seconds,
+                "host_seconds": dict(self.parts.apart.host),
+                "gpu_seconds": dict(self.parts.apart.gpu),
                 "making_batches": None if self.parts.made is None else asdict(self.parts.made),
                 "reading_a_case": dict(self.parts.once),
             },
@@ -199,7 +200,7 @@ def _of_assembly(
     # With the graph, where there is one, before a step is taken without it
     kinds = stepped_by_kind(runs, found.same.seconds)
     graph = trainer.step.captured
-    host, gpu = stepped_apart(runs, found.real.seconds)
+    apart = stepped_apart(runs, found.real.seconds)
     emit(Progress("parts of a step", 1, 4))
     trace = traced(runs, folder / "trace.json")
     stop.check()
@@ -228,7 +229,7 @@ def _of_assembly(
         patches=plan.sizes.effective_batch,
         epochs=plan.sizes.epochs,
         runs=found,
-        parts=Parts(host, gpu, made, once, graph),
+        parts=Parts(apart, made, once, graph),
         kinds=kinds,
         validation_seconds=seconds,
         validation_cases=len(prepared.split.validation),
