@@ -85,7 +85,10 @@ _NO_MEMORY_TEXTS = (
 
 # How torch's allocators and libraries tell it; only CUDA's own has a type
 _OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|not enough memory|out of memory|bad_alloc|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED", re.IGNORECASE
+    r"can't allocate memory|not enough memory|out of memory|bad_alloc|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
+    # What oneDNN says of it; of a layer that it does not know it says more
+    r"|\Acould not create a (primitive|memory object)\Z",
+    re.IGNORECASE,
 )
 
 

@@ -4,10 +4,12 @@
 # Begins the run in DIR once and resumes it ever after (`train --resume auto`). Made for a pod's start command, as the container's
 # first process too: a signal is passed on to the training, which saves, and ends the loop.
 #
-#   ends on       0 done, 2 usage or recipe, 3 data, 4 machine, 6 disk, 7 diverged, 130 Ctrl-C, and after a signal of its own
+#   ends on       0 done, 2 usage or recipe, 3 data, 4 machine, 6 disk (or another process is at work on the run), 7 diverged,
+#                 130 Ctrl-C, and after a signal of its own
 #   tries again   after all others, among them 1 a bug, 5 out of memory, 137 killed, 143 told to stop by someone else
 #   gives up      after five tries without a checkpoint of a later step, with the code of the last one
 #
+# --max-hours counts the hours of all tries, those of former loops too, as --max-cost does their cost.
 # --on-finish is carried out at the end of the loop, not of every try: after each of its ends but that by a signal (SIGTERM), and
 # never where the run is in use by another process: nothing has ended then. A signal while it is under way ends it too.
 #

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.errors import RecipeError, StorageError
+from fasttrain.errors import InUseError, RecipeError, StorageError
 from fasttrain.run_folder import RunFolder, new_run_path, newest_unfinished, write_json, write_whole
 
 
@@ -327,3 +327,66 @@ def test_half_written_files_are_tidied_away_and_nothing_else(tmp_path: Path) -> 
     folder.tidy()
     left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["last.pt", "my.part"]
+
+
+def test_a_run_that_came_and_went_between_look_and_claim_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, claim = RunFolder(tmp_path / "run"), RunFolder.claim
+
+    def late(self: RunFolder) -> None:
+        """The other process has its recipe written, trains and is done with it, all before this one's claim."""
+        self.recipe.write_text("name: theirs\n")
+        self.metrics.write_text("epoch,step\n")
+        claim(self)
+
+    monkeypatch.setattr(RunFolder, "claim", late)
+    with pytest.raises(RecipeError, match="already holds a run"):
+        folder.create()
+    folder.release()
+    assert folder.metrics.read_text() == "epoch,step\n"
+    monkeypatch.undo()
+    other = RunFolder(tmp_path / "other")
+    other.create()
+    other.release()
+
+
+def test_who_has_a_folder_is_known_without_claiming_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert RunFolder(run).in_use_by() is None
+    holder = python(HOLD, run)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        (run / "recipe.yaml").write_text("x: 1\n")
+        assert (RunFolder(run).in_use_by() or "").startswith(f"process {holder.pid} on ")
+        with pytest.raises(InUseError, match=f"is in use by process {holder.pid}"):
+            RunFolder(run).check_new()
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert RunFolder(run).in_use_by() is None
+    with pytest.raises(RecipeError, match="already holds a run"):
+        RunFolder(run).check_new()
+    # Asked by the process that has it, which must not lose its claim by that
+    mine = RunFolder(run)
+    mine.claim()
+    assert RunFolder(run).in_use_by() is None
+    asked = "import sys; from pathlib import Path; from fasttrain.run_folder import RunFolder; print(RunFolder(Path(sys.argv[1])).in_use_by())"
+    other = python(asked, run)
+    assert f"process {os.getpid()} on " in other.communicate(timeout=60)[0]
+    mine.release()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "events.jsonl", "checkpoints/best.pt"])
+def test_a_folder_in_place_of_a_file_is_refused_with_the_claim(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run/plots").write_text("")
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(StorageError, match="is a folder, and the run writes a file there") as caught:
+        folder.claim()
+    assert len(caught.value.faults) == 2
+    (tmp_path / "run" / name).rmdir()
+    (tmp_path / "run/plots").unlink()
+    folder.claim()
+    folder.release()

@@ -43,6 +43,10 @@ COMMANDS = {
         "trained_commands:predict_command",
         "Write a label map for every volume, on its own grid and with the recipe's label values.",
     ),
+    "export": (
+        "export_command:export_command",
+        "Write a run's network as a MONAI bundle, TorchScript, ONNX or torch.export, each checked on a real case.",
+    ),
     "monitor": (
         "monitor_command:monitor_command",
         "Watch a run from another terminal: how far, how good, how fast, and what is left.",

@@ -46,6 +46,11 @@ class OnFinish:
         """As on a command line; empty where nothing was asked for."""
         return f" --on-finish {shlex.quote(self._command)}" if self._command is not None else ""
 
+    @property
+    def run_folder(self) -> str:
+        """Of the run that was begun or gone on with; empty where none was."""
+        return self._run_folder
+
     def ask_for(self, arguments: Sequence[str]) -> None:
         """Takes the option from a command line that was refused before its command could: a misspelt option must not bill on."""
         if not self._heard and (command := _asked_in(arguments)) is not None:

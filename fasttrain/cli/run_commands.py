@@ -281,4 +281,4 @@ def _report_all(run: Path) -> None:
             print(told, file=sys.stderr)
     except Exception as error:
         # The run has ended as it has
-        print(f"fasttrain: no report was written: {error or type(error).__name__}", file=sys.stderr)
+        print(f"fasttrain: no report was written: {str(error) or type(error).__name__}", file=sys.stderr)

@@ -33,7 +33,7 @@ _CODES = {
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """A StopRequest that SIGINT, SIGTERM, SIGUSR1 and SIGHUP set while the scope lasts; before it is `begun` they end the process."""
+    """A StopRequest that SIGINT, SIGTERM, SIGUSR1 and SIGHUP set while the scope lasts; before it is `begun` they end it all."""
     answer = _Answer(StopRequest())
     # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front, and nohup a lost terminal
     heard = [number for number in _CODES if signal.getsignal(number) is not signal.SIG_IGN]

@@ -124,7 +124,7 @@ def _report(folder: RunFolder, prepared: Prepared, session: Session, told: bool 
         path = write_report(folder)
         line = told_of(path, time.perf_counter() - began)
     except Exception as error:
-        session.emit(Message(f"no report was written: {error or type(error).__name__}", "warning"))
+        session.emit(Message(f"no report was written: {str(error) or type(error).__name__}", "warning"))
         return
     if told:
         session.emit(Message(line))

@@ -12,7 +12,7 @@ import torch
 from fasttrain.batches import ended_worker
 from fasttrain.engine.phases import GpuState
 from fasttrain.engine.planning.remedies import remedies_text
-from fasttrain.errors import FasttrainError, MachineError, OutOfMemoryError, RecipeError, ran_out_of_memory
+from fasttrain.errors import DataError, FasttrainError, MachineError, OutOfMemoryError, RecipeError, ran_out_of_memory
 from fasttrain.machine.open_files import open_file_limit
 from fasttrain.recipe import Recipe
 from fasttrain.recipe.network_spec import MonaiNetworkSpec
@@ -48,7 +48,8 @@ def explained(
     state: the GPU's memory, where there is one; phase: what was under way; checkpointed: whether activations are computed again.
     """
     if isinstance(error, FasttrainError):
-        return None
+        # A file that could not be opened is no fault of the file
+        return _out_of_files(error) if isinstance(error, DataError) else None
     return (
         ended_worker(error, workers)
         or _out_of_memory(error, recipe, state, phase, checkpointed)
@@ -79,7 +80,7 @@ def _one_voxel(error: BaseException, recipe: Recipe) -> RecipeError | None:
 
 def _out_of_files(error: BaseException) -> MachineError | None:
     by_number = isinstance(error, OSError) and error.errno == errno.EMFILE
-    by_text = isinstance(error, RuntimeError) and _OUT_OF_FILES.search(str(error)) is not None
+    by_text = isinstance(error, RuntimeError | DataError) and _OUT_OF_FILES.search(str(error)) is not None
     if not (by_number or by_text):
         return None
     return MachineError(

@@ -29,7 +29,7 @@ from fasttrain.run_folder import (
     write_whole,
 )
 from fasttrain.scoring import CaseScore, ClassScore, summarise
-from fasttrain.telemetry.attempts import read_attempts
+from fasttrain.telemetry.attempts import known_attempts, with_forgotten
 from fasttrain.telemetry.events import Message, Observer
 from fasttrain.telemetry.summary import write_summary
 
@@ -125,9 +125,10 @@ class _Folds:
         self.watch = watch
         self.stop = stop
         self.limits = limits
-        attempts = [
-            attempt for fold in range(self.count) for attempt in read_attempts(RunFolder(folder.fold(fold)).events)
-        ]
+        runs = [RunFolder(folder.fold(fold)) for fold in range(self.count)]
+        of_folds = [attempt for run in runs for attempt in known_attempts(run.events, run.read_summary())]
+        # Of a fold whose folder is gone the whole still knows
+        attempts = with_forgotten(of_folds, folder.read_summary())
         self.account = Account(began or time.time(), limits.price_per_hour, attempts)
 
     def run(self) -> RunResult:

@@ -102,16 +102,23 @@ class Account:
         """Of the attempts before it."""
         return sum(attempt.seconds for attempt in self.earlier) / _HOUR
 
+    @property
+    def earlier_cost(self) -> float | None:
+        """USD of the attempts before it; None where no price is known."""
+        price = self.price_per_hour
+        if price is None:
+            return None
+        return sum(attempt.seconds / _HOUR * (attempt.price_per_hour or price) for attempt in self.earlier)
+
     def hours(self, seconds_left: float = 0.0) -> float:
         """Of all attempts; at the end of the run where `seconds_left` are still to come."""
         return self.earlier_hours + self.process_hours + seconds_left / _HOUR
 
     def cost(self, seconds_left: float = 0.0) -> float | None:
         """USD of all attempts, likewise; None where no price is known."""
-        price = self.price_per_hour
-        if price is None:
+        price, earlier = self.price_per_hour, self.earlier_cost
+        if price is None or earlier is None:
             return None
-        earlier = sum(attempt.seconds / _HOUR * (attempt.price_per_hour or price) for attempt in self.earlier)
         return earlier + (self.process_hours + seconds_left / _HOUR) * price
 
     def projected(self, seconds_left: float | None) -> tuple[float | None, float | None]:

@@ -137,7 +137,7 @@ def look(
     outline = outline_of(recipe)
     ended("plan")
     root = data_root(recipe, data, os.environ)
-    fresh = recipe.data.source.kind == "phantom" and not root.exists()
+    fresh = recipe.data.source.kind == "phantom" and not (root / "dataset.json").exists()
     found = cases_for(recipe.data, root)
     if fresh:
         emit(Message(f"{counted(len(found.every), 'volume')} made and written to {root} (data.source.kind: phantom)"))

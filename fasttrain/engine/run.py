@@ -28,7 +28,7 @@ from fasttrain.machine.limits import memory_free
 from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.run_folder import RunFolder, new_run_path, write_whole
-from fasttrain.telemetry.attempts import read_attempts
+from fasttrain.telemetry.attempts import known_attempts, read_attempts
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.event_log import EventLog
 from fasttrain.telemetry.events import Message, Observer, RunStarted
@@ -123,7 +123,7 @@ def resume(
     """
     folder = RunFolder(Path(run))
     limits = limits or Limits()
-    earlier = read_attempts(folder.events)
+    told, earlier = read_attempts(folder.events), known_attempts(folder.events, folder.read_summary())
     session = Session(list(observers), stop or StopRequest(), began or time.time(), limits, earlier)
     try:
         if not folder.holds_a_run():
@@ -138,6 +138,9 @@ def resume(
         folder.claim()
         if folder.checkpoints_written() != held:
             going = look_at(folder, assignments, asked)
+        if len(told) < len(earlier):
+            text = f"{folder.events} does not tell of all that the run took: what {folder.summary} knows of it counts too"
+            session.emit(Message(text, "warning"))
         if (over := spent_before(limits, session.account)) is not None:
             return end_spent(folder, session, going, *over)
         session.heed_limits()
@@ -250,6 +253,8 @@ def _started(folder: RunFolder, prepared: Prepared, session: Session, saved: Rea
         began=session.account.began,
         price_per_hour=session.limits.price_per_hour,
         limits=told_of_limits(session.limits, session.account),
+        earlier_seconds=session.account.earlier_hours * 3600,
+        earlier_cost=session.account.earlier_cost,
         limit_options=(session.limits.whole or session.limits).options.strip(),
     )
 

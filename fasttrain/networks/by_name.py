@@ -72,9 +72,7 @@ def build_by_name(spec: MonaiNetworkSpec, patch: tuple[int, ...], channels: int,
     return MainHead(network) if several else network
 
 
-def by_name_arguments(
-    spec: MonaiNetworkSpec, patch: tuple[int, ...], channels: int, outputs: int
-) -> dict[str, Any]:
+def by_name_arguments(spec: MonaiNetworkSpec, patch: tuple[int, ...], channels: int, outputs: int) -> dict[str, Any]:
     """What the class of MONAI's is called with."""
     return _all_arguments(spec, _find_class(spec.name), patch, channels, outputs)
 

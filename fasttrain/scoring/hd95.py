@@ -24,7 +24,7 @@ def hd95_mm(prediction: Tensor, label: Tensor, spacing_mm: Sequence[float]) -> t
     # Loads seconds of MONAI and SciPy, which a run without HD95 has no use for
     from monai.metrics import compute_hausdorff_distance
 
-    box = _bounding_box(prediction | label)
+    box = bounding_box(prediction | label)
     if box is None:
         return None, False
     # Only the box leaves the device: MONAI's surfaces and its tree of their voxels are made on the CPU.
@@ -44,7 +44,7 @@ def hd95_mm(prediction: Tensor, label: Tensor, spacing_mm: Sequence[float]) -> t
     return float(distance.item()), False
 
 
-def _bounding_box(mask: Tensor) -> tuple[slice, ...] | None:
+def bounding_box(mask: Tensor) -> tuple[slice, ...] | None:
     """The box of the true voxels and one voxel around it, within the volume; None where there are none."""
     slices = []
     for axis, size in enumerate(mask.shape):

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 _STARTED = '"RunStarted"'
+_HOUR = 3600.0
+_LEAST_SECONDS, _LEAST_COST = 1.0, 0.005
+"""What two records may differ by without that anything was forgotten."""
+_LINES_TO_LOOK_BACK = 8
+"""For one that can be read, where the last ones of an attempt are damaged."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,41 @@ def read_attempts(events: Path) -> tuple[Attempt, ...]:
     if not events.exists():
         return ()
     with events.open(encoding="utf-8", errors="replace") as file:
-        return tuple(_attempts(file))
+        return _attempts(file)
+
+
+def known_attempts(events: Path, summary: Mapping[str, Any]) -> tuple[Attempt, ...]:
+    """The attempts that either record of a run tells of, its events or its `summary.json`: one of them may have been lost."""
+    return with_forgotten(read_attempts(events), summary)
+
+
+def with_forgotten(attempts: Sequence[Attempt], summary: Mapping[str, Any]) -> tuple[Attempt, ...]:
+    """The attempts, and before them one for the hours and the cost that a `summary.json` knows of beyond theirs."""
+    hours, cost = summary.get("hours"), summary.get("cost")
+    seconds = (_number(hours.get("run")) or 0.0) * _HOUR if isinstance(hours, Mapping) else 0.0
+    spent, price = (
+        (_number(cost.get("run")), _number(cost.get("price_per_hour"))) if isinstance(cost, Mapping) else (None, None)
+    )
+    return _with_lacking(attempts, seconds, spent, price)
+
+
+def _with_lacking(
+    attempts: Sequence[Attempt], seconds: float, cost: float | None, price: float | None
+) -> tuple[Attempt, ...]:
+    """With what `attempts` fall short of so many seconds, or of so much cost, where one is known."""
+    lacking = seconds - sum(attempt.seconds for attempt in attempts)
+    known = sum(attempt.seconds / _HOUR * (attempt.price_per_hour or price or 0.0) for attempt in attempts)
+    unpaid = 0.0 if cost is None else cost - known
+    if lacking < _LEAST_SECONDS and unpaid < _LEAST_COST:
+        return tuple(attempts)
+    lacking = max(lacking, _LEAST_SECONDS)
+    return (Attempt(lacking, max(unpaid, 0.0) / lacking * _HOUR if cost is not None else None), *attempts)
+
+
+def _number(value: object) -> float | None:
+    """One that can be hours or money."""
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return float(value) if usable else None  # type: ignore[arg-type]
 
 
 def former_limits(run: Path) -> str:
@@ -40,32 +81,40 @@ def former_limits(run: Path) -> str:
         if events.exists():
             with events.open(encoding="utf-8", errors="replace") as file:
                 for line in file:
-                    if _STARTED in line and (record := _record(line)) is not None and record.get("event") == "RunStarted":
+                    if (
+                        _STARTED in line
+                        and (record := _record(line)) is not None
+                        and record.get("event") == "RunStarted"
+                    ):
                         newest = str(record.get("limit_options") or "")
     return newest
 
 
-def _attempts(lines: Iterable[str]) -> Iterable[Attempt]:
+def _attempts(lines: Iterable[str]) -> tuple[Attempt, ...]:
     # Of a long run's many lines only those at the edges of an attempt are parsed
+    found: tuple[Attempt, ...] = ()
     start: dict[str, Any] | None = None
-    last = ""
+    last: deque[str] = deque(maxlen=_LINES_TO_LOOK_BACK)
     for line in lines:
         if _STARTED in line and (record := _record(line)) is not None and record.get("event") == "RunStarted":
-            if start is not None:
-                yield _attempt(start, last)
-            start, last = record, line
+            found = (*found, *([_attempt(start, last)] if start is not None else []))
+            # Each start tells of all that was before it, which may be lost since
+            seconds = _number(record.get("earlier_seconds")) or 0.0
+            found = _with_lacking(
+                found, seconds, _number(record.get("earlier_cost")), _number(record.get("price_per_hour"))
+            )
+            start = record
+            last.clear()
         elif line.endswith("}\n"):
-            last = line
-    if start is not None:
-        yield _attempt(start, last)
+            last.append(line)
+    return (*found, *([_attempt(start, last)] if start is not None else []))
 
 
-def _attempt(start: dict[str, Any], last: str) -> Attempt:
+def _attempt(start: dict[str, Any], last: Iterable[str]) -> Attempt:
     first = _seconds_of(start)
-    began, price = start.get("began"), start.get("price_per_hour")
-    end = _seconds_of(_record(last) or start)
-    seconds = end - (began if isinstance(began, int | float) else first)
-    return Attempt(max(seconds, 0.0), float(price) if isinstance(price, int | float) else None)
+    began = _number(start.get("began"))
+    end = _seconds_of(next((record for line in reversed([*last]) if (record := _record(line)) is not None), start))
+    return Attempt(max(end - (first if began is None else began), 0.0), _number(start.get("price_per_hour")) or None)
 
 
 def _record(line: str) -> dict[str, Any] | None:

@@ -32,6 +32,10 @@ class RunStarted:
     """What may end the run before its last epoch, in words."""
     limit_options: str = ""
     """The same as on a command line."""
+    earlier_seconds: float = 0.0
+    """Of the attempts before this one, so that each start tells of all of them: a log may be lost."""
+    earlier_cost: float | None = None
+    """The same in USD, where the price is known."""
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,9 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_a_hanging_command_is_ended_with_all_that_it_started(number: signal.Signals, stubborn: bool, tmp_path: Path) -> None:
+def test_a_hanging_command_is_ended_with_all_that_it_started(
+    number: signal.Signals, stubborn: bool, tmp_path: Path
+) -> None:
     command = ("trap '' TERM HUP INT; " if stubborn else "") + "echo begun; sleep 300 & sleep 300; wait"
     words = [sys.executable, "-m", "fasttrain", "train", "--recipe", "nowhere", "--on-finish", command]
     process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
@@ -217,7 +219,9 @@ def at_work(tiny_values: dict, phantoms: Path, tmp_path: Path):
     run.process.communicate()
 
 
-def test_a_command_that_is_given_twice_ends_nothing(at_work: Run, tiny_values: dict, phantoms: Path, tmp_path: Path) -> None:
+def test_a_command_that_is_given_twice_ends_nothing(
+    at_work: Run, tiny_values: dict, phantoms: Path, tmp_path: Path
+) -> None:
     """Of any kind of refusal: the run is at work, and what stops the machine would stop that."""
     noted, run = tmp_path / "noted", at_work.run
     on_finish = ["--on-finish", f"touch {noted}"]

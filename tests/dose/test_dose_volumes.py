@@ -70,6 +70,8 @@ def test_the_batch_of_the_gpu_cache_and_of_the_loader(cases: tuple[Case, ...], r
         "training.batch_size=1",
         f"augment.flip.probability={flipped}",
         "augment.noise={probability: 1}",
+        "augment.rotate=null",
+        "augment.scale=null",
     ]
     recipe = resolve("openkbp", values).recipe
     source = open_case_source("memory", cases[:1], Preprocess(recipe), 1)

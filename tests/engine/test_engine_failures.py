@@ -94,7 +94,7 @@ def test_2n_steps_are_n_and_n(more: dict, tiny, phantoms: Path, tmp_path: Path) 
 def test_rows_of_a_crashed_run_that_no_checkpoint_knows_go(
     tiny, phantoms: Path, whole_run: RunResult, tmp_path
 ) -> None:
-    """The checkpoint is of epoch 1 (`best` of epoch 1 or later is removed), rows of epochs 2 and 3 are on the disk."""
+    """The checkpoint is of epoch 1 (`best`, which may be of a later one, is removed), rows of epochs 2 and 3 are on the disk."""
     run = tmp_path / "run"
     recipe = tiny(output__checkpoint_every="4 steps")
     kept: dict[str, bytes] = {}
@@ -110,6 +110,7 @@ def test_rows_of_a_crashed_run_that_no_checkpoint_knows_go(
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["exit_code"], summary["error"]) == ("failed", 1, "the power went")
     last.write_bytes(kept["last"])
+    (run / "checkpoints/best.pt").unlink()
     seen: list[list[dict]] = []
     began = When(lambda event: type(event).__name__ == "RunStarted", lambda: seen.append(rows(run)))
     resume(run, observers=[began])

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from fasttrain.engine.planning import choices
 from fasttrain.engine.planning.plan import Plan, make_plan
 from fasttrain.engine.planning.sizes import sizes_of
+from fasttrain.engine.preparing import prepare
 from fasttrain.errors import MachineError, OutOfMemoryError
 from fasttrain.machine.hardware import GIB, Hardware
+from fasttrain.telemetry.events import Event, Message
 
 CPU = Hardware("cpu", "a CPU", 6, 8.0)
 H100 = Hardware("cuda:0", "H100", 16, 64.0, "GPU-1", 80.0, (9, 0), 91000)
@@ -63,6 +65,15 @@ def test_an_epoch_sees_every_case_in_the_fewest_whole_steps(
     assert sizes.steps_per_epoch * sizes.effective_batch >= cases * per_case
     assert (sizes.steps_per_epoch - 1) * sizes.effective_batch < cases * per_case
     assert sizes.total_steps == sizes.steps_per_epoch * epochs
+
+
+def test_where_phantoms_are_made_is_said_once(tiny, tmp_path: Path) -> None:
+    recipe = tiny(data__source__cases=3, data__split={"kind": "last", "validation": 1}).recipe
+    told: list[Event] = []
+    for _ in range(2):
+        prepare(recipe, tmp_path / "misspelt", "cpu", told.append)
+    made = [event.text for event in told if isinstance(event, Message) and "made" in event.text]
+    assert made == [f"3 volumes made and written to {tmp_path / 'misspelt'} (data.source.kind: phantom)"]
 
 
 def test_every_decision_has_a_reason_and_is_kept(planned) -> None:

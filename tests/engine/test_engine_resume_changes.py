@@ -19,6 +19,7 @@ from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.engine.resuming.auto import asked_otherwise, run_of_command
 from fasttrain.engine.resuming.carrying_on import carry_on
 from fasttrain.engine.resuming.changes import as_values, changes_between
+from fasttrain.engine.resuming.going_on import look_at
 from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.state import Progress
 from fasttrain.engine.step import Step
@@ -462,6 +463,18 @@ def test_which_run_a_repeated_command_means(tiny, run: Path, tmp_path: Path) -> 
         "training.epochs": 7,
         "schedule": {"kind": "poly", "warmup": 0.0, "power": 0.9},
     }
+
+
+def test_a_command_that_means_another_network_is_told_by_its_recipe(tiny, run: Path) -> None:
+    folder = RunFolder(run)
+    other = tiny(network__features=[4, 4, 4], optimizer__kind="adam").recipe
+    with pytest.raises(RecipeError) as caught:
+        look_at(folder, asked_otherwise(folder, other), other)
+    assert caught.value.faults[0].startswith("recipe demo of this command: network.features: a run that goes on keeps it at")
+    assert not any("--set" in fault for fault in caught.value.faults)
+    # By `resume --set` it was set
+    with pytest.raises(RecipeError, match=r"--set network\.features: a run that goes on keeps it"):
+        look_at(folder, ["network.features=[4,4,4]"])
 
 
 def test_a_repeated_command_does_not_undo_what_a_resume_set(tiny, run: Path) -> None:

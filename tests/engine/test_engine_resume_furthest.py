@@ -13,6 +13,7 @@ import torch
 
 from fasttrain.checkpoints import furthest_good, read_checkpoint, write_checkpoint
 from fasttrain.engine.folds import resume_folds, train_folds
+from fasttrain.engine.limits import Limits
 from fasttrain.engine.run import RunResult, resume, train
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import StorageError
@@ -147,7 +148,9 @@ def spoil(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["gone", "emptied", "a bit flipped"])
 @pytest.mark.parametrize("periodic", [True, False])
-def test_a_best_that_is_lost_is_told_and_written_anew(how: str, periodic: bool, run: Path, whole_run: RunResult) -> None:
+def test_a_best_that_is_lost_is_told_and_written_anew(
+    how: str, periodic: bool, run: Path, whole_run: RunResult
+) -> None:
     folder = run / "checkpoints"
     best_epoch = read_checkpoint(folder / "last.pt")["progress"]["best_epoch"]
     spoil(folder / "best.pt", how)
@@ -207,6 +210,7 @@ from fasttrain.engine import ending
 ending.write_summary = killed
 from fasttrain.engine.run import resume, train
 from fasttrain.engine.folds import resume_folds, train_folds
+from fasttrain.engine.limits import Limits
 from fasttrain.recipe import resolve
 train = {function}
 train(resolve(sys.argv[1]), data=sys.argv[2], run=sys.argv[3], device="cpu")
@@ -296,7 +300,14 @@ def test_a_run_is_not_begun_anew_where_its_summary_knows_of_a_checkpoint(run: Pa
 def test_a_run_without_a_checkpoint_begins_again(tiny, phantoms: Path, whole_run: RunResult, tmp_path: Path) -> None:
     """Killed in its second epoch, before the first checkpoint: the log knows of the epoch, and that none was written."""
     run, heard = tmp_path / "run", Heard(lambda event: getattr(event, "step", 0) == 7)
-    train(tiny(output__checkpoint_every="3 epochs"), data=phantoms, run=run, device="cpu", observers=[heard], stop=heard.stop)
+    train(
+        tiny(output__checkpoint_every="3 epochs"),
+        data=phantoms,
+        run=run,
+        device="cpu",
+        observers=[heard],
+        stop=heard.stop,
+    )
     shutil.rmtree(run / "checkpoints")
     (run / "summary.json").unlink()
     events = [line for line in (run / "events.jsonl").read_text().splitlines() if '"CheckpointSaved"' not in line]
@@ -337,3 +348,36 @@ def test_a_folder_in_place_of_a_file_is_found_before_training(run: Path) -> None
     (run / "summary.json").rmdir()
     resume(run, observers=[heard])
     assert heard.steps
+
+
+def test_money_that_was_spent_is_not_forgotten_with_the_log(tiny, phantoms: Path, tmp_path: Path) -> None:
+    run, price = tmp_path / "run", 3.0
+    heard = Heard(lambda event: getattr(event, "step", 0) == 7)
+    limits = Limits(price_per_hour=price)
+    train(tiny(), data=phantoms, run=run, device="cpu", observers=[heard], stop=heard.stop, limits=limits)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["hours"]["run"], summary["cost"]["run"] = 21 / price, 21.0
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "events.jsonl").write_text("")
+    told = went_on(run, limits=Limits(max_cost=12.0, price_per_hour=price))
+    assert told.steps == []
+    assert any("does not tell of all that the run took" in text for text in told.warned)
+    assert any("the run has cost 21.0" in text for text in told.told)
+    # The summary that stands now may be lost as well: a start tells of what was before it
+    wider = Heard(lambda event: getattr(event, "step", 0) == 9)
+    resume(run, observers=[wider], stop=wider.stop, limits=Limits(max_cost=1000.0, price_per_hour=price))
+    assert wider.steps
+    (run / "summary.json").unlink()
+    again = went_on(run, limits=Limits(max_cost=12.0, price_per_hour=price))
+    assert again.steps == []
+    assert again.warned == []
+
+
+def test_a_log_that_is_whole_costs_what_it_tells(tiny, phantoms: Path, tmp_path: Path) -> None:
+    run, heard = tmp_path / "run", Heard(lambda event: getattr(event, "step", 0) == 7)
+    limits = Limits(price_per_hour=36.0)
+    train(tiny(), data=phantoms, run=run, device="cpu", observers=[heard], stop=heard.stop, limits=limits)
+    assert went_on(run, limits=limits).warned == []
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["attempts"] == 2
+    assert summary["cost"]["run"] == pytest.approx(36 * summary["hours"]["run"], rel=1e-3)

@@ -133,6 +133,13 @@ def test_on_finish_follows_the_loop_and_not_each_try(place: Place, codes: str) -
     assert all("--on-finish" not in call for call in place.calls("fasttrain"))
 
 
+def test_the_run_is_named_in_full_to_what_follows(place: Place) -> None:
+    for words in (["--run", "runs/a b"], ["--run=runs/a b"]):
+        place.run("keep_training.sh", *words, "--on-finish", 'echo "$FASTTRAIN_RUN" >>"$STUB_LOG/finished"')
+    assert place.calls("finished") == [f"{place.folder}/runs/a b"] * 2
+    assert place.calls("fasttrain") == [f"train --resume auto --run {place.folder}/runs/a b"] * 2
+
+
 def test_on_finish_does_not_follow_a_signal(place: Place) -> None:
     words = ["--run", place.folder / "run", "--recipe", "demo", "--on-finish=echo x >>$STUB_LOG/finished"]
     loop = place.start("keep_training.sh", *words, STUB_CODES="wait")

@@ -33,7 +33,10 @@ def settle_best(folder: RunFolder, progress: Progress, saved: ReadCheckpoint) ->
         if not told and not saved.damaged:
             told.append(f"checkpoint {folder.best} is missing")
         progress.best_value = progress.best_epoch = None
-        return [*told, f"the network of the best score, {lost}, is lost: the next validation begins {folder.best.name} anew"]
+        return [
+            *told,
+            f"the network of the best score, {lost}, is lost: the next validation begins {folder.best.name} anew",
+        ]
     progress.best_value, progress.best_epoch = holds
     return [
         *told,
@@ -55,7 +58,9 @@ def _read(folder: RunFolder, saved: ReadCheckpoint, told: list[str]) -> dict[str
 def _best_of(state: dict[str, Any]) -> tuple[float, int] | None:
     """The score of a `best.pt` and its epoch."""
     progress = state.get("progress")
-    value, epoch = (progress.get("best_value"), progress.get("best_epoch")) if isinstance(progress, dict) else (None, None)
+    value, epoch = (
+        (progress.get("best_value"), progress.get("best_epoch")) if isinstance(progress, dict) else (None, None)
+    )
     return (value, epoch) if isinstance(value, float) and isinstance(epoch, int) else None
 
 

@@ -198,7 +198,13 @@ def look_at(folder: RunFolder, assignments: Assignments = (), asked: Recipe | No
     changes = changes_between(then, as_values(resolved.recipe))
     saved = newest_checkpoint(folder)
     # What a command that is given again has otherwise may stand in its recipe, too
-    when = f"recipe {asked.name} of this command:" if asked is not None else "--set" if assignments else f"{folder.recipe}:"
+    when = (
+        f"recipe {asked.name} of this command:"
+        if asked is not None
+        else "--set"
+        if assignments
+        else f"{folder.recipe}:"
+    )
     _check_recipe(changes, resolved.recipe, saved, when)
     _check_unfinished(folder, resolved.recipe, saved)
     kept = as_values(asked) if asked is not None else plan.get("asked")

@@ -87,6 +87,8 @@ class Scores:
         return records
 
 
+LookedAt = Callable[[str, Tensor, Tensor, Grid], None]
+"""Given a case's name, its prediction and what it was scored against, both [*spatial], and their grid."""
 MOST_PREDICTIONS_KEPT = 3
 """So few cases are kept where they are wanted again, since predicting them once more would be a second validation."""
 
@@ -120,7 +122,8 @@ class Validator:
     """Predicts and scores every validation case.
 
     Against the grid of the file the label is the file's own, kept as uint8 where `keep_labels` says that the cases are kept in
-    memory anyway. `keep_predictions`: cases are asked for by `judge` after they were scored.
+    memory anyway. `keep_predictions`: cases are asked for by `judge` after they were scored. `looked_at` is given each case
+    after it was scored.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class Validator:
         recipe: Recipe,
         keep_labels: bool,
         keep_predictions: bool = False,
+        looked_at: LookedAt | None = None,
     ) -> None:
         self.predictor = predictor
         self.source = source
@@ -138,6 +142,7 @@ class Validator:
         self.recipe = recipe
         self.kept = ValidationCases(source, cases, recipe, predictor.device, keep_labels)
         self.keep_predictions = keep_predictions and len(cases) <= MOST_PREDICTIONS_KEPT
+        self._looked_at = looked_at
         self._predictions: dict[int, Tensor] = {}
 
     def run(self, stop: StopRequest, progress: Callable[[int, int], None], within: WithinTold | None = None) -> Scores:
@@ -164,6 +169,8 @@ class Validator:
                 self._predictions[index] = prediction.cpu()
             reference = case.reference if dose else sent(case.reference, prediction.device)
             sheet.add(case, prediction, reference, self.kept.scored_grid(case))
+            if self._looked_at is not None:
+                self._looked_at(case.name, prediction, reference, self.kept.scored_grid(case))
             progress(index + 1, len(self.cases))
         scores = sheet.scores()
         return Scores(sheet.summary(scores), scores, time.perf_counter() - began)

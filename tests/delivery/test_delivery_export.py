@@ -1,0 +1,197 @@
+"""Exports of a trained run: each answers as the network does, and what cannot be exported is one sentence."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from fasttrain.cli.main import run as command_line
+from fasttrain.delivery.export import EXPORTS, export, exported, onnx_file, torchscript
+from fasttrain.delivery.export.agreement import TOLERANCE
+from fasttrain.delivery.export.plain import open_plain, real_windows, sample_of
+from fasttrain.engine.run import RunResult, train
+from fasttrain.errors import DataError, MachineError, RecipeError, StorageError
+
+NEEDS_BUNDLE = pytest.mark.skipif(importlib.util.find_spec("ignite") is None, reason="needs pytorch-ignite")
+NEEDS_ONNX = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs onnxruntime")
+OPENED: dict[str, Callable] = {
+    "torchscript": torchscript.opened,
+    "exported": exported.opened,
+    "onnx": onnx_file.opened,
+}
+
+
+def silent(text: str) -> None: ...
+
+
+@pytest.mark.parametrize("format", ["torchscript", "exported", pytest.param("onnx", marks=NEEDS_ONNX)])
+def test_a_file_answers_as_the_network_does(whole_run: RunResult, tmp_path: Path, format: str) -> None:
+    done = export(whole_run.run, format, tmp_path / "out" / EXPORTS[format].file_name, None, False, silent)
+    assert done.difference <= TOLERANCE
+    assert [path.name for path in done.path.parent.iterdir()] == [EXPORTS[format].file_name]
+    model = open_plain(whole_run.run, None)
+    windows = torch.cat([real_windows(model), torch.randn(3, 1, *model.patch)])
+    found = OPENED[format](done.path)(windows)
+    assert torch.allclose(found, model.network(windows), atol=1e-3)
+    assert float(found.std()) > 0.01
+
+
+def test_what_the_file_means_lies_in_it(whole_run: RunResult, tmp_path: Path) -> None:
+    done = export(whole_run.run, "torchscript", tmp_path / "model.ts", None, False, silent)
+    inside = {torchscript.DESCRIPTION: ""}
+    torch.jit.load(str(done.path), _extra_files=inside)
+    described = json.loads(inside[torchscript.DESCRIPTION])
+    assert described["outputs"] == ["background", *open_plain(whole_run.run, None).recipe.data.class_names]
+    assert described["spacing_mm"] == [5.0, 5.0, 5.0]
+
+
+@NEEDS_BUNDLE
+def test_a_bundle_runs_by_monais_own_command(whole_run: RunResult, phantoms: Path, tmp_path: Path) -> None:
+    done = export(whole_run.run, "bundle", tmp_path / "bundle", None, False, silent)
+    model = open_plain(whole_run.run, None)
+    (tmp_path / "images").mkdir()
+    for image in model.case.images:
+        shutil.copy(image, tmp_path / "images")
+    # The bundle has to run where fasttrain is not
+    command = [sys.executable, "-P", "-m", "monai.bundle", "run", "--config_file", "configs/inference.json"]
+    command += ["--meta_file", "configs/metadata.json", "--dataset_dir", str(tmp_path / "images")]
+    command += ["--output_dir", str(tmp_path / "out"), "--device", "$torch.device('cpu')"]
+    subprocess.run(command, cwd=done.path, check=True, capture_output=True, timeout=120)
+    (written,) = (tmp_path / "out").iterdir()
+    given, found = nib.load(model.case.images[0]), nib.load(written)
+    expected = model.predictor().class_map(sample_of(model), True).numpy()
+    assert found.shape == given.shape
+    assert np.allclose(found.affine, given.affine)
+    assert set(np.unique(expected)) == {0, 1, 2}
+    assert (np.asarray(found.dataobj) != expected).mean() < 1e-3
+    assert not torch.load(done.path / "models/model.pt", weights_only=True).keys() ^ model.network.state_dict().keys()
+
+
+@NEEDS_BUNDLE
+def test_a_bundle_has_the_recipes_regions_flips_and_label_values(tiny, phantoms: Path, tmp_path: Path) -> None:
+    """The check is the test: the bundle's label map is `predict`'s, else export raises."""
+    data = tmp_path / "data"
+    for part in ("images", "labels"):
+        shutil.copytree(phantoms / f"{part}Tr", data / part)
+    for path in (data / "labels").iterdir():
+        image = nib.load(path)
+        values = np.asarray(image.dataobj).copy()
+        values[values == 2] = 4
+        nib.save(nib.Nifti1Image(values.astype(np.uint8), image.affine), path)
+    recipe = tiny(
+        data__source={"kind": "folders"},
+        data__classes={1: "liver", 4: "kidney"},
+        data__regions={"both": [1, 4], "kidney": [4]},
+        data__orientation="LPS",
+        data__spacing=[5.0, 4.0, 6.0],
+        data__intensity={"kind": "percentile"},
+        data__crop_foreground={"above": 0.1, "margin": 1},
+        loss={"kind": "bce_dice"},
+        network={"kind": "unet", "features": [8, 16, 16], "strides": [2, 2], "residual_units": 1},
+        validation__mirror=[0, 2],
+        training__epochs=1,
+        training__iterations_per_epoch=8,
+    )
+    result = train(recipe, data=data, run=tmp_path / "run", device="cpu")
+    done = export(result.run, "bundle", None, None, False, silent)
+    assert done.path == result.run / "export/bundle"
+    config = json.loads((done.path / "configs/inference.json").read_text())
+    assert config["label_values"] == [0, 1, 4]
+    assert len(config["flips"]) == 4
+    with pytest.raises(DataError, match="checked on a real case, name the data set with --data"):
+        export(result.run, "torchscript", tmp_path / "a", tmp_path / "elsewhere", False, silent)
+    # A damaged bundle is found out: the check looks at what the configuration does
+    config["flips"] = [[2]]
+    config["network_def"]["channels"] = [8, 16, 16]
+    config["postprocessing"]["transforms"][1]["func"] = "$lambda pred: 1 - (pred[:1] > 0.5).float()"
+    (done.path / "configs/inference.json").write_text(json.dumps(config))
+    with pytest.raises(RecipeError, match="is not what `predict` does"):
+        EXPORTS["bundle"].module.difference(open_plain(result.run, None), done.path)
+
+
+def test_a_file_that_fails_its_check_is_not_kept(
+    whole_run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(model, path: Path) -> None:
+        with torch.no_grad():
+            for weight in model.network.parameters():
+                weight.mul_(1.5)
+            torchscript_write(model, path)
+            for weight in model.network.parameters():
+                weight.div_(1.5)
+
+    torchscript_write = torchscript.write
+    monkeypatch.setattr(torchscript, "write", wrong)
+    with pytest.raises(RecipeError, match=r"was not exported: on case .* differ"):
+        export(whole_run.run, "torchscript", tmp_path / "model.ts", None, False, silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_is_there_stays_unless_it_is_to_go(whole_run: RunResult, tmp_path: Path) -> None:
+    (tmp_path / "model.ts").write_text("mine")
+    with pytest.raises(RecipeError, match="is there already"):
+        export(whole_run.run, "torchscript", tmp_path / "model.ts", None, False, silent)
+    assert (tmp_path / "model.ts").read_text() == "mine"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/notes.txt").write_text("mine")
+    with pytest.raises(RecipeError, match="holds no bundle"):
+        export(whole_run.run, "torchscript", tmp_path / "folder", None, True, silent)
+    assert (tmp_path / "folder/notes.txt").read_text() == "mine"
+    export(whole_run.run, "torchscript", tmp_path / "model.ts", None, True, silent)
+    assert (tmp_path / "model.ts").read_bytes() != b"mine"
+
+
+def test_what_cannot_be_exported_is_one_sentence(
+    whole_run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RecipeError, match="holds no run"):
+        export(tmp_path, "onnx", None, None, False, silent)
+    shutil.copytree(whole_run.run, tmp_path / "bare")
+    shutil.rmtree(tmp_path / "bare/checkpoints")
+    with pytest.raises(StorageError, match="checkpoint"):
+        export(tmp_path / "bare", "torchscript", None, None, False, silent)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match=r"pip install 'fasttrain\[export\]'"):
+        export(whole_run.run, "onnx", tmp_path / "a", None, False, silent)
+
+
+def test_a_network_that_a_format_cannot_hold_is_one_sentence(whole_run: RunResult, tmp_path: Path) -> None:
+    """A network whose shapes hang on its input's values: torch.export cannot follow it, and says so at length."""
+
+    class Asks(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return image if bool(image.sum() > 0) else -image
+
+    model = open_plain(whole_run.run, None)
+    object.__setattr__(model, "network", Asks())
+    from fasttrain.delivery.export import exporting
+
+    with pytest.raises(RecipeError, match="cannot be exported with --format exported") as told:
+        exporting._checked(EXPORTS["exported"], model, tmp_path / "a.pt2", "exported", silent)
+    assert len(told.value.faults) == 1
+    assert "\n" not in told.value.faults[0]
+
+
+def test_the_command_says_what_it_checked(
+    whole_run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["export", str(whole_run.run), "--format", "torchscript", "--out", str(tmp_path / "m.ts"), "--json"]
+    monkeypatch.setattr(sys, "argv", ["fasttrain", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    assert ended.value.code == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["path"] == str(tmp_path / "m.ts")
+    assert document["largest_difference"] <= TOLERANCE
+    monkeypatch.setattr(sys, "argv", ["fasttrain", *arguments])
+    with pytest.raises(SystemExit) as again:
+        command_line()
+    assert again.value.code == 2
