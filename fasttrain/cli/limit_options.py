@@ -56,7 +56,11 @@ _OPTION = re.compile(r"(--[a-z-]+) (\S+)")
 
 
 def read_limits(
-    max_hours: str | None, max_cost: float | None, price_per_hour: float | None, until_dice: float | None, of_run: bool = False
+    max_hours: str | None,
+    max_cost: float | None,
+    price_per_hour: float | None,
+    until_dice: float | None,
+    of_run: bool = False,
 ) -> Limits:
     """What the options say; of_run: hours are those of all attempts. Raises RecipeError for what can be no limit."""
     return Limits(_read_hours(max_hours), max_cost, price_per_hour, until_dice, of_run)

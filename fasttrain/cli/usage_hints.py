@@ -22,5 +22,5 @@ def hint(message: str, arguments: Sequence[str]) -> str:
     if text.startswith("missing option '--recipe'") and words[0] and not words[0].startswith("-"):
         return f"a recipe is named by it: `fasttrain {command} --recipe {shlex.quote(words[0])}`"
     if text.startswith("option '--resume' requires an argument"):
-        return "`--resume auto` begins the run and goes on with it ever after, `fasttrain resume RUN` goes on with one of your choice"
+        return "`--resume auto` begins the run and goes on with it ever after; `fasttrain resume RUN` goes on with a run of yours"
     return ""

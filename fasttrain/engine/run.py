@@ -139,7 +139,9 @@ def resume(
         if folder.checkpoints_written() != held:
             going = look_at(folder, assignments, asked)
         if len(told) < len(earlier):
-            text = f"{folder.events} does not tell of all that the run took: what {folder.summary} knows of it counts too"
+            text = (
+                f"{folder.events} does not tell of all that the run took: what {folder.summary} knows of it counts too"
+            )
             session.emit(Message(text, "warning"))
         if (over := spent_before(limits, session.account)) is not None:
             return end_spent(folder, session, going, *over)

@@ -42,7 +42,9 @@ class Interval(Spec):
     unit: Literal["epochs", "steps", "seconds"]
 
 
-_INTERVAL = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(epochs?|steps?|s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?)\s*$")
+_INTERVAL = re.compile(
+    r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(epochs?|steps?|s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?)\s*$"
+)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -53,8 +55,8 @@ def parse_interval(text: str) -> Interval:
     match = _INTERVAL.match(text)
     if match is None or not 0 < float(match[1]) < math.inf:
         raise ValueError(
-            f"{text!r} is no interval; write for example '1 epoch', '50 steps', '5m' or '1 epoch, 5m'; for a checkpoint at the end "
-            "alone, more epochs than the run has"
+            f"{text!r} is no interval; write for example '1 epoch', '50 steps', '5m' or '1 epoch, 5m'; for a checkpoint at the "
+            "end alone, more epochs than the run has"
         )
     amount, unit = float(match[1]), match[2]
     if not unit.startswith(("epoch", "step")):

@@ -10,9 +10,7 @@ from torch import Tensor
 from fasttrain.scoring.hd95 import bounding_box
 
 
-def surface_dice(
-    prediction: Tensor, label: Tensor, spacing_mm: Sequence[float], tolerance_mm: float
-) -> float | None:
+def surface_dice(prediction: Tensor, label: Tensor, spacing_mm: Sequence[float], tolerance_mm: float) -> float | None:
     """The share of both surfaces that lies within `tolerance_mm` of the other (Nikolov et al. 2021), of bool volumes [*spatial].
 
     By MONAI's `compute_surface_dice`, whose surface is made of voxels at their full count. None where neither volume holds

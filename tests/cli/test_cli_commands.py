@@ -21,7 +21,7 @@ COMMANDS = [
     [], ["train"], ["resume"], ["tune-batch"], ["tune"], ["check"], ["doctor"], ["drill"], ["evaluate"], ["predict"],
     ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
     ["data"], ["data", "fetch"], ["data", "cache"], ["data", "import"], ["data", "import", "openkbp"],
-    ["recipes", "suggest"], ["monitor"], ["report"], ["runs"], ["runs", "list"], ["runs", "compare"],
+    ["recipes", "suggest"], ["monitor"], ["report"], ["runs"], ["runs", "list"], ["runs", "compare"], ["profile"], ["ablate"],
 ]  # fmt: skip
 GROUPS = ([], ["recipes"], ["data"], ["data", "import"], ["runs"])
 

@@ -14,7 +14,8 @@ from fasttrain.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(
-    ("text", "hours"), [("2", 2), ("1.5", 1.5), ("2h", 2), ("90m", 1.5), ("5400s", 1.5), ("45 min", 0.75), ("1e3", 1000)]
+    ("text", "hours"),
+    [("2", 2), ("1.5", 1.5), ("2h", 2), ("90m", 1.5), ("5400s", 1.5), ("45 min", 0.75), ("1e3", 1000)],
 )
 def test_hours_are_a_number_or_a_time(text: str, hours: float) -> None:
     assert read_limits(text, None, None, None) == Limits(max_hours=hours)
@@ -105,7 +106,11 @@ def limited(path: Path, options: str) -> RunFolder:
 @pytest.mark.parametrize(
     ("then", "now", "dropped"),
     [
-        ("--max-hours 6 --max-cost 10 --price-per-hour 2.5", Limits(), "--max-hours 6 --max-cost 10 --price-per-hour 2.5"),
+        (
+            "--max-hours 6 --max-cost 10 --price-per-hour 2.5",
+            Limits(),
+            "--max-hours 6 --max-cost 10 --price-per-hour 2.5",
+        ),
         ("--max-hours 6 --max-cost 10 --price-per-hour 2.5", Limits(max_hours=1), "--max-cost 10 --price-per-hour 2.5"),
         ("--until-dice 0.9", Limits(max_hours=1), "--until-dice 0.9"),
         ("--max-hours 6", Limits(max_hours=1), None),
@@ -113,11 +118,11 @@ def limited(path: Path, options: str) -> RunFolder:
         ("", Limits(), None),
     ],
 )
-def test_limits_that_are_not_given_again_are_named(
-    tmp_path: Path, then: str, now: Limits, dropped: str | None
-) -> None:
+def test_limits_that_are_not_given_again_are_named(tmp_path: Path, then: str, now: Limits, dropped: str | None) -> None:
     told = tell_dropped(limited(tmp_path / "run", then), now)
-    assert (told is None) if dropped is None else (f"limits belong to the command: {dropped} of the last one" in str(told))
+    assert (
+        (told is None) if dropped is None else (f"limits belong to the command: {dropped} of the last one" in str(told))
+    )
     # Of all folds it is the fold that was at work last
     (tmp_path / "whole").mkdir()
     limited(tmp_path / "whole" / "fold_0", "--max-hours 99")

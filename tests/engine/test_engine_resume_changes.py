@@ -470,7 +470,9 @@ def test_a_command_that_means_another_network_is_told_by_its_recipe(tiny, run: P
     other = tiny(network__features=[4, 4, 4], optimizer__kind="adam").recipe
     with pytest.raises(RecipeError) as caught:
         look_at(folder, asked_otherwise(folder, other), other)
-    assert caught.value.faults[0].startswith("recipe demo of this command: network.features: a run that goes on keeps it at")
+    assert caught.value.faults[0].startswith(
+        "recipe demo of this command: network.features: a run that goes on keeps it at"
+    )
     assert not any("--set" in fault for fault in caught.value.faults)
     # By `resume --set` it was set
     with pytest.raises(RecipeError, match=r"--set network\.features: a run that goes on keeps it"):

@@ -187,7 +187,9 @@ def test_one_size_for_want_of_time_is_not_called_a_choice(capsys: pytest.Capture
     assert [point.batch_size for point in found.points] == [2]
     print_batches(found)
     out = capsys.readouterr().out
-    assert "batch 2 was not chosen among others: time was over before a second size was measured; a larger --budget" in out
+    assert (
+        "batch 2 was not chosen among others: time was over before a second size was measured; a larger --budget" in out
+    )
     assert "chosen: " not in out
     assert "taken: batch 2" in out
     assert found.document()["compared"] is False
