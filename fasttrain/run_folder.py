@@ -95,7 +95,7 @@ def _free(folder: Path) -> str:
 
 class RunFolder:
     """One run's folder: `recipe.yaml, environment.json, plan.json, metrics.csv, events.jsonl, summary.json, checkpoints/,
-    plots/, pictures/, tensorboard/, tune/, report.html`.
+    plots/, pictures/, tensorboard/, tune/, evaluation/, export/, report.html`.
 
     It is claimed by a lock that ends with its process, so that two processes never write into one run.
     """
@@ -117,6 +117,8 @@ class RunFolder:
         self.folds = path / "folds.json"
         self.tune = path / "tune"
         self.report = path / "report.html"
+        self.evaluation = path / "evaluation"
+        self.export = path / "export"
         self.lock = path / "run.lock"
         self._lock: IO[bytes] | None = None
 
@@ -277,9 +279,20 @@ class RunFolder:
 
     def _check_kinds(self) -> None:
         """What could not be written in the end is found before hours are spent on it."""
-        files = (self.recipe, self.environment, self.plan, self.metrics, self.events, self.summary, self.last, self.best)
+        files = (
+            self.recipe,
+            self.environment,
+            self.plan,
+            self.metrics,
+            self.events,
+            self.summary,
+            self.last,
+            self.best,
+        )
         folders = (self.checkpoints, self.plots, self.pictures, self.tensorboard)
-        faults = [f"{path} is a folder, and the run writes a file there; move it away" for path in files if path.is_dir()]
+        faults = [
+            f"{path} is a folder, and the run writes a file there; move it away" for path in files if path.is_dir()
+        ]
         faults += [
             f"{path} is a file, and the run has a folder there; move it away"
             for path in folders

@@ -39,7 +39,8 @@ exit "$code"
 """
 
 RUNPODCTL = """#!/usr/bin/env bash
-# $STUB_RUNPODCTL: new (version 2), old (version 1), hanging, or broken (nothing works), refusing (the old form's failure with exit code 0)
+# $STUB_RUNPODCTL: new (version 2), old (version 1), hanging, broken (nothing works), or refusing (the old form's failure with
+# exit code 0)
 printf '%s\\n' "$*" >>"$STUB_LOG/runpodctl"
 kind="${STUB_RUNPODCTL:-new}"
 case "$kind $1 $2" in

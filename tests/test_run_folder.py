@@ -372,8 +372,7 @@ def test_who_has_a_folder_is_known_without_claiming_it(tmp_path: Path) -> None:
     mine = RunFolder(run)
     mine.claim()
     assert RunFolder(run).in_use_by() is None
-    asked = "import sys; from pathlib import Path; from fasttrain.run_folder import RunFolder; print(RunFolder(Path(sys.argv[1])).in_use_by())"
-    other = python(asked, run)
+    other = python(HOLD.replace("folder.create()", "print(folder.in_use_by())"), run)
     assert f"process {os.getpid()} on " in other.communicate(timeout=60)[0]
     mine.release()
 

@@ -38,7 +38,7 @@ COMMANDS = {
         "Look at the machine: torch, driver, GPU, cuDNN, compiler, CPUs, memory, disks, and what outlives the pod.",
     ),
     "drill": ("drill_command:drill_command", "Prove on this machine that the recipe survives being killed."),
-    "evaluate": ("trained_commands:evaluate_command", "Score a trained run on whole volumes, case by case."),
+    "evaluate": ("evaluate_command:evaluate_command", "Score a trained run on whole volumes, case by case."),
     "predict": (
         "trained_commands:predict_command",
         "Write a label map for every volume, on its own grid and with the recipe's label values.",

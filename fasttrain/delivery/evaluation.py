@@ -24,7 +24,6 @@ from fasttrain.recipe import Recipe
 from fasttrain.run_folder import write_json, write_whole
 from fasttrain.samples import Grid
 from fasttrain.scoring import CaseScore, ClassMeasure, Interval, bootstrap_intervals, measure_case
-from fasttrain.scoring.bootstrap import METHOD
 from fasttrain.telemetry.pictures import CasePicture, write_picture
 from fasttrain.telemetry.strict_json import plain
 

@@ -15,9 +15,11 @@ from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources.found import listed
 from fasttrain.data.sources.unlabelled import channels_of_one_case, find_unlabelled, label_files, passed_over
 from fasttrain.data.writing import write_label
+from fasttrain.delivery.done_before import DoneBefore
 from fasttrain.delivery.predict_dose import predict_doses
 from fasttrain.delivery.predictions import Predictions
 from fasttrain.delivery.trained import TrainedRun
+from fasttrain.delivery.window_memory import fit_windows, with_fewer_windows
 from fasttrain.engine.failures import explaining
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.inference import WindowsTold, WithinTold, telling
@@ -44,12 +46,14 @@ def predict(
 
     target: a folder, or for one case a file that ends in `.nii.gz` or `.nii`. within: hears of the windows of large cases.
     warn: hears, before anything is predicted, what the names of the files leave in doubt. A faulty input is told and the rest is
-    done. Raises DataError where nothing is there to predict, RecipeError where one file is named for several cases or predictions
-    are there already (unless `overwrite`), StorageError where nothing can be written, Stopped between cases.
+    done. Predictions that are done (`DoneBefore`) are skipped. Raises DataError where nothing is there to predict, RecipeError
+    where one file is named for several cases or other files lie where predictions go (unless `overwrite`), StorageError where
+    nothing can be written, Stopped between cases.
     """
     if run.recipe.task == "dose":
         return predict_doses(run, given, target, progress, stop, overwrite, within, warn)
-    cases = find_unlabelled(run.recipe.data, given, run.channel_suffixes)
+    faults: list[str] = []
+    cases = find_unlabelled(run.recipe.data, given, run.channel_suffixes, faults)
     one_file = is_nifti(target) and not target.is_dir()
     if one_file and len(cases) > 1:
         raise RecipeError(f"{target} is one file, and {given} holds {len(cases)} cases; name a folder")
@@ -61,11 +65,17 @@ def predict(
             f"{folder} cannot be made: {error.strerror}; name another folder for the predictions"
         ) from error
     targets = [target if one_file else target / as_file_name(f"{case.name}{ENDING}") for case in cases]
-    there = [path for case, path in zip(cases, targets, strict=True) if path.exists() and not _harm(case, path)]
+    before = DoneBefore(folder, run)
+    done = [not overwrite and before.holds(case, path) for case, path in zip(cases, targets, strict=True)]
+    there = [
+        path
+        for case, path, one in zip(cases, targets, done, strict=True)
+        if path.exists() and not one and not _harm(case, path)
+    ]
     if there and not overwrite:
         raise RecipeError(
-            f"{len(there)} of {len(cases)} predictions are there already, such as {there[0]}; name another folder, or add "
-            "--overwrite"
+            f"{len(there)} of {len(cases)} predictions are there already, such as {there[0]}, and were not made of these inputs "
+            "by these weights, or were changed since; name another folder, or add --overwrite"
         )
     labels = label_files(run.recipe.data, given, run.channel_suffixes)
     over = passed_over(given, cases, labels)
@@ -74,16 +84,22 @@ def predict(
     run.predictor.warn = warn
     preprocess = Preprocess(run.recipe, training=False)
     written: list[Path] = []
-    faults: list[str] = []
-    for number, (case, path) in enumerate(zip(cases, targets, strict=True), start=1):
+    if not all(done):
+        with explaining(run.recipe):
+            fit_windows(run, warn)
+    for number, (case, path, skipped) in enumerate(zip(cases, targets, done, strict=True), start=1):
         stop.check()
+        if skipped:
+            continue
         try:
-            _predict_case(run, preprocess, case, path, telling(within, number - 1, len(cases), case.name))
+            _predict_case(run, preprocess, case, path, telling(within, number - 1, len(cases), case.name), warn)
+            before.note(case, path)
             written.append(path)
         except DataError as error:
             faults.extend(error.faults)
         progress(number, len(cases))
-    return Predictions(tuple(written), tuple(faults), over, labels)
+    left = tuple(path for path, skipped in zip(targets, done, strict=True) if skipped)
+    return Predictions(tuple(written), tuple(faults), over, labels, left)
 
 
 def _doubts(run: TrainedRun, cases: Sequence[Case], labels: Sequence[Path], over: Sequence[Path]) -> Iterator[str]:
@@ -121,10 +137,17 @@ def _harm(case: Case, path: Path) -> str | None:
     return None
 
 
-def _predict_case(run: TrainedRun, preprocess: Preprocess, case: Case, path: Path, told: WindowsTold | None) -> None:
+def _predict_case(
+    run: TrainedRun,
+    preprocess: Preprocess,
+    case: Case,
+    path: Path,
+    told: WindowsTold | None,
+    warn: Callable[[str], None],
+) -> None:
     if harm := _harm(case, path):
         raise DataError(f"{path}: the prediction would overwrite {harm}; name another folder")
     with explaining(run.recipe):
         sample = preprocess.as_sample(preprocess(case))
-        class_map = run.predictor.class_map(sample, True, told).cpu().numpy()
+        class_map = with_fewer_windows(run, lambda: run.predictor.class_map(sample, True, told), warn).cpu().numpy()
     write_label(path, class_map, case.images[0], run.recipe.data.class_values)

@@ -13,6 +13,7 @@ from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.sources.openkbp import every_patient, missing_files, patient_at
 from fasttrain.data.sparse_csv import write_sparse
 from fasttrain.data.writing import write_volume
+from fasttrain.delivery.done_before import DoneBefore
 from fasttrain.delivery.predictions import Predictions
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
@@ -58,7 +59,11 @@ def predict_doses(
         case.name: [target] if endings else [folder / as_file_name(f"{case.name}{ending}") for ending in (CSV, NIFTI)]
         for case in cases
     }
-    there = [path for paths in targets.values() for path in paths if path.exists()]
+    before = DoneBefore(folder, run)
+    done = {
+        case.name for case in cases if not overwrite and all(before.holds(case, path) for path in targets[case.name])
+    }
+    there = [path for name, paths in targets.items() if name not in done for path in paths if path.exists()]
     if there and not overwrite:
         raise RecipeError(f"{there[0]} is there already ({len(there)} in all); name another folder, or add --overwrite")
     run.predictor.warn = warn
@@ -67,13 +72,18 @@ def predict_doses(
     faults: list[str] = []
     for number, case in enumerate(cases, start=1):
         stop.check()
+        if case.name in done:
+            continue
         try:
             _predict(run, preprocess, case, targets[case.name], telling(within, number - 1, len(cases), case.name))
+            for path in targets[case.name]:
+                before.note(case, path)
             written.extend(targets[case.name])
         except DataError as error:
             faults.extend(error.faults)
         progress(number, len(cases))
-    return Predictions(tuple(written), tuple(faults))
+    left = tuple(path for case in cases if case.name in done for path in targets[case.name])
+    return Predictions(tuple(written), tuple(faults), skipped=left)
 
 
 def _predict(

@@ -11,9 +11,11 @@ class Predictions:
     """What was written, and one sentence for each input that could not be read.
 
     passed_over: files that fit no case by their names; labels: those that are named as the run's labels are, and were left out.
+    skipped: what was done before, complete and unchanged since.
     """
 
     written: tuple[Path, ...]
     faults: tuple[str, ...]
     passed_over: tuple[Path, ...] = ()
     labels: tuple[Path, ...] = ()
+    skipped: tuple[Path, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fasttrain.checkpoints import newest_good
@@ -94,6 +94,24 @@ def _open_folds(folder: RunFolder, device: str, emit: Callable[[Event], None]) -
         channel_suffixes=first.channel_suffixes,
         warnings=tuple(warning for member in members for warning in member.warnings),
     )
+
+
+def mirrored(run: TrainedRun, axes: tuple[int, ...]) -> TrainedRun:
+    """The run whose answers are the mean over the flips of these axes of a patch, whatever the recipe says; () flips none.
+
+    Raises RecipeError for an axis that a patch has not.
+    """
+    dimensions = run.recipe.dimensions
+    wrong = [str(axis) for axis in axes if not 0 <= axis < dimensions]
+    if wrong:
+        raise RecipeError(
+            f"--mirror {', '.join(wrong)} is no axis of a patch of {run.folder.path}, which has {dimensions}, counted from 0"
+        )
+    axes = tuple(sorted(set(axes)))
+    validation = run.recipe.validation.model_copy(update={"mirror": axes})
+    recipe = run.recipe.model_copy(update={"validation": validation})
+    run.predictor.recipe = recipe
+    return replace(run, recipe=recipe)
 
 
 def _usable_here(recipe: Recipe, hardware: Hardware) -> tuple[Recipe, tuple[str, ...]]:

@@ -87,7 +87,8 @@ def build(
 ) -> Assembly:
     """Reads and checks every case, then puts the parts together for a run that goes on in `epoch` (from 0).
 
-    `told` hears what a cache has to say, `entered` which phase begins; `ahead` has volumes that were begun. Raises DataError with every faulty case.
+    `told` hears what a cache has to say, `entered` which phase begins; `ahead` has volumes that were begun. Raises DataError with
+    every faulty case.
     """
     entered(FILLING)
     training, validation = open_all(recipe, plan, split, hardware, progress, told, epoch, ahead)

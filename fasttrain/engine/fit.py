@@ -103,7 +103,9 @@ class Fit:
         self._stop_where_reached(progress.best_value)
 
     def _score_again(self) -> None:
-        self.emit(Message(f"the scores of the cases after epoch {self.progress.epoch} were lost: they are validated again"))
+        self.emit(
+            Message(f"the scores of the cases after epoch {self.progress.epoch} were lost: they are validated again")
+        )
         try:
             with self.stop.at_rest():
                 figures = self._validate()
@@ -190,7 +192,9 @@ class Fit:
             except Stopped:
                 return False
         if figures is not None and self.saver.best_is_gone():
-            self.emit(Message(f"{self.saver.folder.best} is gone: the best of the epochs from here on is kept", "warning"))
+            self.emit(
+                Message(f"{self.saver.folder.best} is gone: the best of the epochs from here on is kept", "warning")
+            )
             progress.best_value = progress.best_epoch = None
         is_best = self._is_best(figures)
         if is_best and figures is not None:

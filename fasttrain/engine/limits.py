@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,15 +163,23 @@ def goes_beyond(limits: Limits, summary: dict[str, Any], asked_for: bool) -> boo
     if ended is None:
         return False
     name = ended.split()[0]
-    cost, best = (summary.get("cost") or {}).get("run"), summary.get("best") or {}
-    hours = (summary.get("hours") or {}).get("run")
+    cost, hours = (_figure(summary, part, "run") for part in ("cost", "hours"))
     if name == "--max-hours" and limits.hours_of_run and limits.max_hours is not None:
         return hours is not None and limits.max_hours > hours
     if name == "--max-cost" and limits.max_cost is not None:
         return cost is not None and limits.max_cost > cost
     if name == "--until-dice" and limits.until_dice is not None:
-        return _judged_by(best.get("metric")).better(limits.until_dice, best.get("value"))
+        best = summary.get("best")
+        metric = best.get("metric") if isinstance(best, Mapping) else None
+        return _judged_by(metric).better(limits.until_dice, _figure(summary, "best", "value"))
     return asked_for and (limits.max_hours is not None or limits.max_cost is not None or limits.until_dice is not None)
+
+
+def _figure(summary: Mapping[str, Any], part: str, key: str) -> float | None:
+    """A number of a summary that anybody may have edited."""
+    found = summary.get(part)
+    value = found.get(key) if isinstance(found, Mapping) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _judged_by(metric: str | None) -> Task:

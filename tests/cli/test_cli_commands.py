@@ -18,7 +18,7 @@ from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, DataError, StorageError
 from fasttrain.recipe import bundled_recipes, resolve
 
 COMMANDS = [
-    [], ["train"], ["resume"], ["tune-batch"], ["tune"], ["check"], ["doctor"], ["drill"], ["evaluate"], ["predict"],
+    [], ["train"], ["resume"], ["tune-batch"], ["tune"], ["check"], ["doctor"], ["drill"], ["evaluate"], ["predict"], ["export"],
     ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
     ["data"], ["data", "fetch"], ["data", "cache"], ["data", "import"], ["data", "import", "openkbp"],
     ["recipes", "suggest"], ["monitor"], ["report"], ["runs"], ["runs", "list"], ["runs", "compare"], ["profile"], ["ablate"],

@@ -12,6 +12,7 @@ from fasttrain import train
 from fasttrain.data.sources import find_cases
 from fasttrain.data.sources.unlabelled import channel_suffixes, channels_of_one_case, find_unlabelled, label_files
 from fasttrain.delivery import evaluate, open_run, predict
+from fasttrain.delivery.done_before import RECORD
 from fasttrain.engine.run import RunResult
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, RecipeError, StorageError
@@ -95,7 +96,7 @@ def test_progress_counts_faulty_files_too(whole_run: RunResult, image: Path, tmp
     assert [path.name for path in done.written] == ["good.nii.gz"]
     assert len(done.faults) == 2
     assert all(name in " ".join(done.faults) for name in ("bad_a", "bad_b"))
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.nii.gz"]
+    assert [path.name for path in (tmp_path / "out").glob("*.nii.gz")] == ["good.nii.gz"]
 
 
 def test_a_file_beside_the_input_is_never_overwritten(tiny, phantoms: Path, tmp_path: Path) -> None:
@@ -117,6 +118,7 @@ def test_a_file_beside_the_input_is_never_overwritten(tiny, phantoms: Path, tmp_
     elsewhere = predict(run, data, tmp_path / "out", silent, StopRequest())
     assert len(elsewhere.written) == 6
     assert not elsewhere.faults
+    (tmp_path / "out" / RECORD).unlink()
     with pytest.raises(RecipeError, match="6 of 6 predictions are there already, such as .*--overwrite"):
         predict(run, data, tmp_path / "out", silent, StopRequest())
     again = predict(run, data, tmp_path / "out", silent, StopRequest(), overwrite=True)

@@ -1,4 +1,4 @@
-"""A run goes on from the checkpoint that got furthest, keeps its best, and knows the scores of its cases, however it was killed."""
+"""A run goes on from the checkpoint that got furthest, keeps its best, and knows its cases' scores, however it was killed."""
 
 import json
 import os

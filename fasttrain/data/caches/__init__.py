@@ -60,8 +60,8 @@ def open_case_source(
     all cases that were read. `none` reads nothing beforehand, and `smart` its first window alone: the cases are to be checked
     before. `workers` threads do it, and `progress` is told (done, total) from them, one call at a time. `folder` is where `disk`
     and `lmdb` store (default: `volumes_folder` for runs in ./runs), `told` hears what was found there and what the volumes take,
-    and `epoch` (from 0) is the one whose window `smart` keeps first; `memory` and `none` take volumes that are made `ahead`. Where nothing is trained on, `smart` has no epochs to move
-    by, and keeps nothing.
+    and `epoch` (from 0) is the one whose window `smart` keeps first; `memory` and `none` take volumes that are made `ahead`.
+    Where nothing is trained on, `smart` has no epochs to move by, and keeps nothing.
     """
     if kind == "smart" and not preprocess.training:
         kind = "none"

@@ -20,13 +20,15 @@ _MOST_CHANNELS = 8
 """More files of one name that are numbered are taken for cases."""
 
 
-def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None = None) -> tuple[Case, ...]:
+def find_unlabelled(
+    spec: DataSpec, given: Path, suffixes: Sequence[str] | None = None, told: list[str] | None = None
+) -> tuple[Case, ...]:
     """The cases of a file or folder, sorted by name, without labels.
 
     A source with one file a channel (nnU-Net's, or folders with several suffixes) is read so here too: of the file of any
     channel its siblings are found. `suffixes` are those of the training's channel files, where they were not in the order of
     the recipe. What `label_files` names is left out. Raises DataError where `given` is missing, holds no volume, or a channel's
-    file lacks or is there twice.
+    file lacks or is there twice; with `told` that takes the faults of such cases, and they alone are left out.
     """
     if not given.exists():
         raise DataError(f"{given} does not exist; name a NIfTI file or a folder of them")
@@ -57,23 +59,27 @@ def find_unlabelled(spec: DataSpec, given: Path, suffixes: Sequence[str] | None 
         raise DataError(
             f"{given} holds no volume to predict: looked for CASE{suffixes[0]}.nii.gz, found {describe_files(given)}{ending}"
         )
-    faults = [
-        f"case {name} lacks the image file of channel {listed(missing)}"
-        for name in names
-        if (
-            missing := [
-                channel for channel, suffix in zip(spec.channels, suffixes, strict=False) if name not in index[suffix]
-            ]
+    faults: dict[str, list[str]] = {}
+    for name in names:
+        missing = [
+            channel for channel, suffix in zip(spec.channels, suffixes, strict=False) if name not in index[suffix]
+        ]
+        if missing:
+            faults.setdefault(name, []).append(f"case {name} lacks the image file of channel {listed(missing)}")
+    for name in names:
+        faults.setdefault(name, []).extend(
+            f"case {name} has two files where one is expected: {listed(map(str, index[suffix][name]))}"
+            for suffix in suffixes
+            if len(index[suffix].get(name, ())) > 1
         )
-    ]
-    faults += [
-        f"case {name} has two files where one is expected: {listed(map(str, index[suffix][name]))}"
-        for name in names
-        for suffix in suffixes
-        if len(index[suffix].get(name, ())) > 1
-    ]
-    if faults:
-        raise DataError(faults)
+    every = [fault for of_one in faults.values() for fault in of_one]
+    if every and told is None:
+        raise DataError(every)
+    if every and all(faults[name] for name in names):
+        raise DataError(every)
+    if told is not None:
+        told.extend(every)
+    names = [name for name in names if not faults[name]]
     return tuple(Case(name, tuple(index[suffix][name][0] for suffix in suffixes), None) for name in names)
 
 

@@ -108,7 +108,7 @@ def _border(sample: Sample) -> np.ndarray:
     `predict` holds the last value, so that what reaches the border of the crop ends up to a voxel sooner.
     """
     within = torch.zeros((1, *sample.grid.shape))
-    within[(0, *(slice(1, -1) for _ in sample.grid.shape))] = 1.0
+    within[:, 1:-1, 1:-1, 1:-1] = 1.0
     return (to_source_grid(within, sample.grid, sample.source_grid, "linear", 1.0)[0] < 1.0).numpy()
 
 

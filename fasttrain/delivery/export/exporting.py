@@ -33,8 +33,6 @@ EXPORTS = {
     "onnx": Format(onnx_file, "model.onnx", ("onnx", "onnxruntime", "onnxscript")),
     "exported": Format(exported, "model.pt2"),
 }
-EXPORT_FOLDER = "export"
-"""In the run, where nothing else is named."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def export(
     model = open_plain(run, data)
     if why := chosen.refusal(model):
         raise RecipeError(f"{run} cannot be exported with --format {format}: {why}; take another format")
-    target = out if out is not None else model.folder.path / EXPORT_FOLDER / chosen.file_name
+    target = out if out is not None else model.folder.export / chosen.file_name
     if os.path.lexists(target) and not overwrite:
         raise RecipeError(f"{target} is there already; name another with --out, or add --overwrite")
     if target.is_dir() and not (target / "configs/inference.json").exists() and any(target.iterdir()):

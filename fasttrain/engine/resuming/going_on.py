@@ -197,7 +197,6 @@ def look_at(folder: RunFolder, assignments: Assignments = (), asked: Recipe | No
     then, edited = plan.get("recipe") or as_values(there), recipe_changed(folder, plan)
     changes = changes_between(then, as_values(resolved.recipe))
     saved = newest_checkpoint(folder)
-    # What a command that is given again has otherwise may stand in its recipe, too
     when = (
         f"recipe {asked.name} of this command:"
         if asked is not None

@@ -35,7 +35,9 @@ def losses_of(run: Path) -> tuple[Losses, Difference | None]:
     for record in read_events(run / "events.jsonl"):
         if record.get("event") != "StepLogged":
             continue
-        step, loss = int(record["step"]), record["loss"]
+        step, loss = record.get("step"), record.get("loss")
+        if not isinstance(step, int):
+            continue
         if step in found and found[step] != loss and twice is None:
             twice = Difference(step, f"its loss was {found[step]!r}, and {loss!r} when it was taken again")
         found[step] = loss
