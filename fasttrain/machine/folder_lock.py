@@ -64,7 +64,7 @@ def _opened(folder: Path) -> IO[bytes]:
 def alone(folder: Path) -> Iterator[str | None]:
     """A scope in which no process that asks by `hold` uses the folder; gives why it cannot be had, in a few words, or None.
 
-    The lock's file is removed at the end of the scope, so that the folder may be.
+    The lock's file is removed at the end of the scope, so that the folder may be; not that of a folder which took its place.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -80,6 +80,7 @@ def alone(folder: Path) -> Iterator[str | None]:
             yield None
         finally:
             with contextlib.suppress(OSError):
-                (folder / LOCK_FILE).unlink()
+                if os.path.samestat(os.stat(folder / LOCK_FILE), os.fstat(stream.fileno())):
+                    (folder / LOCK_FILE).unlink()
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -36,7 +36,7 @@ from fasttrain.data.caches.storing import (
 from fasttrain.data.inventory.places import LMDB_DATA, LMDB_LOCK
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import MachineError
-from fasttrain.machine.folder_lock import Hold, hold
+from fasttrain.machine.folder_lock import IN_USE, Hold, alone, hold
 from fasttrain.samples import Case, Sample
 
 # The most a database may ever hold. LMDB wants it beforehand; only what is written takes space (MONAI's figure as well).
@@ -244,9 +244,15 @@ def _discard_damaged(path: Path, cases: Sequence[Case], findings: Findings) -> N
         for name in (LMDB_DATA, LMDB_LOCK):
             # LMDB would write through a link
             make_place(path / name)
-    damage = _damage(path, cases)
-    if damage is not None:
-        _discard(path, damage, findings)
+    if _damage(path, cases) is None:
+        return
+    with alone(path) as why:
+        # Another program that begins the database at this moment has not written its first pages yet; of one in use that is
+        # damaged all the same, LMDB will tell
+        damage = _damage(path, cases) if why != IN_USE else None
+        if damage is not None:
+            _discard(path, damage, findings)
+    make_folder(path)
 
 
 def _discard(path: Path, damage: str, findings: Findings) -> None:
