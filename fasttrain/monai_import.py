@@ -36,6 +36,10 @@ LATER = (
     "transformers",
 )
 """Packages that MONAI can do without until a part of it is used; no exception class is taken from any of them."""
+LEFT_OUT = ("ignite",)
+"""Packages that MONAI derives classes from as it is loaded, so that they cannot wait, and that nothing here uses: with
+pytorch-ignite comes half of torch.distributed and its sympy. This process does not find them, unless it has loaded them before.
+"""
 _NEEDS = {"torch.utils.tensorboard": "tensorboard"}
 _PYPLOT = "matplotlib.pyplot"
 
@@ -125,6 +129,14 @@ class _OptionalImport(SourceFileLoader):
         at_once = module.optional_import
 
         def optional_import(module: str, *rest: Any, **named: Any) -> tuple[Any, bool]:
+            package = module.partition(".")[0]
+            if package in LEFT_OUT and package not in sys.modules:
+                # By which Python says that it is not to be found
+                sys.modules[package] = None  # type: ignore[assignment]
+                try:
+                    return at_once(module, *rest, **named)
+                finally:
+                    del sys.modules[package]
             if not _can_wait(module, *rest, **named):
                 return at_once(module, *rest, **named)
 

@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import logging
+import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -79,18 +81,23 @@ def difference(model: PlainModel, path: Path) -> float:
 
 def _differing(model: PlainModel, path: Path) -> float:
     """The share of the foreground of the case in which the bundle's label map is another than `predict`'s."""
-    from monai.bundle import run
-
-    with tempfile.TemporaryDirectory() as folder:
-        images = [str(image) for image in model.case.images]
-        run(
-            config_file=str(path / "configs/inference.json"),
-            meta_file=str(path / "configs/metadata.json"),
-            bundle_root=str(path),
-            datalist=[images[0] if len(images) == 1 else images],
-            output_dir=folder,
-            device="$torch.device('cpu')",
-        )
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as asked:
+        images = [str(image.absolute()) for image in model.case.images]
+        arguments = {
+            "config_file": str(path / "configs/inference.json"),
+            "meta_file": str(path / "configs/metadata.json"),
+            "bundle_root": str(path),
+            "datalist": [images[0] if len(images) == 1 else images],
+            "output_dir": folder,
+            "device": "$torch.device('cpu')",
+        }
+        _write_json(Path(asked) / "arguments.json", arguments)
+        # As a user does, and with a MONAI that was loaded with all of pytorch-ignite
+        command = [sys.executable, "-m", "monai.bundle", "run", "--args_file", f"{asked}/arguments.json"]
+        done = subprocess.run(command, cwd=asked, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+            raise RecipeError(f"monai.bundle cannot run what was made of {model.case.name}: {last}")
         (written,) = Path(folder).iterdir()
         found = np.asarray(nib.load(written).dataobj)
     sample = sample_of(model)
