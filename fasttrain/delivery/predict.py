@@ -17,13 +17,13 @@ from fasttrain.data.sources.unlabelled import channels_of_one_case, find_unlabel
 from fasttrain.data.writing import write_label
 from fasttrain.delivery.done_before import DoneBefore
 from fasttrain.delivery.predict_dose import predict_doses
-from fasttrain.delivery.predictions import Predictions
+from fasttrain.delivery.predictions import Predictions, make_folder_of
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.delivery.window_memory import fit_windows, with_fewer_windows
 from fasttrain.engine.failures import explaining
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.inference import WindowsTold, WithinTold, telling
-from fasttrain.errors import DataError, RecipeError, StorageError
+from fasttrain.errors import DataError, RecipeError
 from fasttrain.recipe.data_spec import FoldersSource
 from fasttrain.samples import Case
 from fasttrain.wording import counted
@@ -58,12 +58,7 @@ def predict(
     if one_file and len(cases) > 1:
         raise RecipeError(f"{target} is one file, and {given} holds {len(cases)} cases; name a folder")
     folder = target.parent if one_file else target
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"{folder} cannot be made: {error.strerror}; name another folder for the predictions"
-        ) from error
+    make_folder_of(folder)
     targets = [target if one_file else target / as_file_name(f"{case.name}{ENDING}") for case in cases]
     before = DoneBefore(folder, run)
     done = [not overwrite and before.holds(case, path) for case, path in zip(cases, targets, strict=True)]

@@ -14,12 +14,12 @@ from fasttrain.data.sources.openkbp import every_patient, missing_files, patient
 from fasttrain.data.sparse_csv import write_sparse
 from fasttrain.data.writing import write_volume
 from fasttrain.delivery.done_before import DoneBefore
-from fasttrain.delivery.predictions import Predictions
+from fasttrain.delivery.predictions import Predictions, make_folder_of
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.engine.failures import explaining
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.inference import WindowsTold, WithinTold, telling
-from fasttrain.errors import DataError, RecipeError, StorageError
+from fasttrain.errors import DataError, RecipeError
 from fasttrain.samples import Case
 
 CSV, NIFTI = ".csv", ".nii.gz"
@@ -49,12 +49,7 @@ def predict_doses(
     folder = target.parent if endings else target
     if folder.resolve() in {path.parent.resolve() for case in cases for path in case.images if path.suffix == CSV}:
         raise RecipeError(f"{folder} is the folder of a patient that is read; name another for the predictions")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"{folder} cannot be made: {error.strerror}; name another folder for the predictions"
-        ) from error
+    make_folder_of(folder)
     targets = {
         case.name: [target] if endings else [folder / as_file_name(f"{case.name}{ending}") for ending in (CSV, NIFTI)]
         for case in cases

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fasttrain.errors import StorageError
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -19,3 +21,13 @@ class Predictions:
     passed_over: tuple[Path, ...] = ()
     labels: tuple[Path, ...] = ()
     skipped: tuple[Path, ...] = ()
+
+
+def make_folder_of(folder: Path) -> None:
+    """Makes the folder that predictions go to; raises StorageError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be made: {error.strerror}; name another folder for the predictions"
+        ) from error
