@@ -1,6 +1,7 @@
 """A recipe so small that a run takes seconds, and one run of it that tests only look at."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from fasttrain import load_recipe, train
 from fasttrain.data.sources.phantom import ensure_phantoms
 from fasttrain.engine.run import RunResult
 from fasttrain.recipe.data_spec import PhantomSource
+
+# Under nohup it is ignored, which every process of the tests would inherit
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TINY = {
     "data.source.cases": 6,

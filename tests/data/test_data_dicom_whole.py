@@ -156,7 +156,7 @@ def test_check_train_and_predict(root: Path, call: Callable, tmp_path: Path) -> 
     assert code == 0, err
     code, out, err = call("predict", "run", root, "out", "--device", "cpu")
     assert code == 0, err
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    names = sorted(path.name for path in (tmp_path / "out").glob("[!.]*"))
     assert names == ["p1.nii.gz", "p2.nii.gz", "p3.nii.gz"]
     predicted, mask = nib.load(tmp_path / "out" / "p3.nii.gz"), nib.load(root / "p3.nii.gz")
     assert predicted.shape == mask.shape == (20, 24, 10)

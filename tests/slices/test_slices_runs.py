@@ -100,7 +100,9 @@ def test_evaluate_and_predict_from_the_command(
     assert slices > len(found["cases"]), "slices are counted, not cases"
     text = done("evaluate", str(whole.run))
     assert "mean of slices" in text
-    assert f"mean Dice {best['val_dice']:.4f} over 2 cases, of single slices {best['val_slice_dice']:.4f}" in text
+    # With its interval between the mean and the count
+    assert f"mean Dice {best['val_dice']:.4f}" in text
+    assert f" over 2 cases, of single slices {best['val_slice_dice']:.4f}" in text
 
     # A file with its axes in another order and direction is written in its own
     image = nib.load(sorted((phantoms / "imagesTr").iterdir())[-1])
