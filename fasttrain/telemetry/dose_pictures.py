@@ -4,16 +4,14 @@ structure.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fasttrain.errors import StorageError
 from fasttrain.telemetry.figure_file import save_figure
-from fasttrain.telemetry.pictures import Plane, class_colours, grey_window, picture_name, upright
+from fasttrain.telemetry.pictures import Plane, class_colours, grey_window, picture_place, upright
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,12 +55,7 @@ class DosePicture:
 
 def write_dose_picture(picture: DosePicture, folder: Path) -> Path:
     """Draws `picture` into `folder` as `epoch_0010_worst_CASE.png`; raises StorageError where it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be made: {error.strerror}; choose another folder with --run") from error
-    name = os.fsdecode(picture_name(picture.epoch, picture.role, picture.case).encode("utf-8"))
-    return save_figure(draw_dose(picture), folder / name)
+    return save_figure(draw_dose(picture), picture_place(folder, picture.epoch, picture.role, picture.case))
 
 
 def draw_dose(picture: DosePicture) -> Figure:

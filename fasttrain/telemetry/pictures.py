@@ -68,13 +68,17 @@ class CasePicture:
 
 def write_picture(picture: CasePicture, folder: Path) -> Path:
     """Draws `picture` into `folder` as `epoch_0010_worst_CASE.png`; raises StorageError where it cannot be written."""
+    return save_figure(draw_case(picture), picture_place(folder, picture.epoch, picture.role, picture.case))
+
+
+def picture_place(folder: Path, epoch: int, role: str, case: str) -> Path:
+    """Where a case's picture goes in `folder`, which is made; raises StorageError where it cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{folder} cannot be made: {error.strerror}; choose another folder with --run") from error
     # As this process's file system takes the name, whatever the locale
-    name = os.fsdecode(picture_name(picture.epoch, picture.role, picture.case).encode("utf-8"))
-    return save_figure(draw_case(picture), folder / name)
+    return folder / os.fsdecode(picture_name(epoch, role, case).encode("utf-8"))
 
 
 def picture_name(epoch: int, role: str, case: str) -> str:
