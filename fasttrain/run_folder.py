@@ -272,8 +272,11 @@ class RunFolder:
                 self._lock = None
             if taken:
                 raise InUseError(self._told_in_use(holder)) from error
+            cure = "choose another with --run"
+            if os.path.exists(self.recipe):
+                cure = "mend its disk or its owner, or copy the run to another folder and go on there"
             raise StorageError(
-                f"run folder {self.path} cannot be written: {error.strerror}{_free(self.path)}; choose another with --run"
+                f"run folder {self.path} cannot be written: {error.strerror}{_free(self.path)}; {cure}"
             ) from error
         self._check_kinds()
 
@@ -360,10 +363,30 @@ def new_run_path(name: str, base: Path = Path("runs"), now: Callable[[], float] 
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now()))
     path = base / f"{name}-{stamp}"
     number = 2
-    while path.exists():
+    while os.path.lexists(path):
         path = base / f"{name}-{stamp}-{number}"
         number += 1
     return path
+
+
+def make_new_run_path(name: str, path: Path | None = None, option: str = "--run") -> Path:
+    """Makes the folder of a run that nobody named: `path`, or one by a further name where another process has that since.
+
+    Raises StorageError where it cannot be made.
+    """
+    while True:
+        path = new_run_path(name) if path is None else path
+        try:
+            path.mkdir(parents=True)
+            return path
+        except OSError as error:
+            # Made by nobody: it is a folder above it that is something else
+            if isinstance(error, FileExistsError) and os.path.lexists(path):
+                path = None
+                continue
+            raise StorageError(
+                f"run folder {path} cannot be made: {error.strerror}; choose another with {option}"
+            ) from error
 
 
 def runs_by_age(base: Path = Path("runs")) -> list[RunFolder]:

@@ -109,7 +109,8 @@ class CaseSource(Protocol):
 
 
 class BatchSource(Protocol):
-    """Batches from a given sample position on, for ever; how they are made is the implementation's own business.
+    """Batches from a given sample position on, for ever; how they are made is the implementation's own business. Of several ranks
+    each has the batches whose turn it is, or, where they are asked for `alike`, the same ones.
 
     waited_for: whether the seconds until a batch is there are seconds in which the device has nothing to do. They are not where
     the device makes its batches itself, in its own order of work. Looked at after each batch, it may differ from one to
@@ -118,6 +119,6 @@ class BatchSource(Protocol):
 
     waited_for: bool
 
-    def batches(self, first_position: int) -> Iterator[Batch]: ...
+    def batches(self, first_position: int, alike: bool = False) -> Iterator[Batch]: ...
 
     def close(self) -> None: ...

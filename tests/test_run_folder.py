@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fasttrain.errors import InUseError, RecipeError, StorageError
-from fasttrain.run_folder import RunFolder, new_run_path, newest_unfinished, write_json, write_whole
+from fasttrain.run_folder import RunFolder, make_new_run_path, new_run_path, newest_unfinished, write_json, write_whole
 
 
 def python(program: str, *arguments: object) -> subprocess.Popen[str]:
@@ -112,7 +112,7 @@ def test_other_places_are_refused(tmp_path: Path) -> None:
         RunFolder(tmp_path / "file" / "run").create()
     with pytest.raises(StorageError, match="File name too long; choose another with --run"):
         RunFolder(tmp_path / ("a" * 300)).create()
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="cannot be written: .*choose another with --run"):
         RunFolder(tmp_path / "nowhere").claim()
     assert (tmp_path / "file").read_text() == "x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
@@ -291,6 +291,14 @@ def test_a_broken_summary_is_no_end(tmp_path: Path, summary: str) -> None:
     assert not RunFolder(run).finished()
 
 
+def test_a_run_that_cannot_be_gone_on_with_where_it_lies_can_be_copied(tmp_path: Path) -> None:
+    """As on a disk that can only be read: a resume has no --run."""
+    run = begun(tmp_path / "run", 100)
+    (run / "run.lock").mkdir()
+    with pytest.raises(StorageError, match="cannot be written: .*copy the run to another folder and go on there"):
+        RunFolder(run).claim()
+
+
 def test_two_runs_in_one_second_get_two_folders(tmp_path: Path) -> None:
     paths = []
     for _ in range(3):
@@ -299,6 +307,26 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path: Path) -> None:
         paths.append(path.name)
     assert paths == [paths[0], f"{paths[0]}-2", f"{paths[0]}-3"]
     assert paths[0].startswith("demo-2023")
+
+
+def test_a_name_that_was_taken_meanwhile_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Both looked before either had made its own
+    seen = new_run_path("demo")
+    made = [make_new_run_path("demo", seen), make_new_run_path("demo", seen), make_new_run_path("demo")]
+    assert made[0] == seen
+    assert len(set(made)) == 3
+    assert all(path.is_dir() and path.parent == Path("runs") for path in made)
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling"])
+def test_where_no_run_can_be_made_that_is_said_and_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("") if kind == "file" else Path("runs").symlink_to("gone/far/away")
+    with pytest.raises(StorageError, match="cannot be made.*choose another with --run"):
+        make_new_run_path("demo")
 
 
 def test_periodic_checkpoints_are_listed_by_number(tmp_path: Path) -> None:

@@ -65,10 +65,10 @@ class Boxed:
 class BoxStream:
     """The batches of `maker` from a position on, in order, with the boxes of cases that are not on the device."""
 
-    def __init__(self, maker: PatchMaker, resident: Resident, first_position: int, threads: int) -> None:
+    def __init__(self, maker: PatchMaker, resident: Resident, positions: Iterator[int], threads: int) -> None:
         size = maker.reach
         self._slots = [Slot(resident, maker.batch_size, size) for _ in range(slot_count(threads))]
-        tasks = self._tasks(first_position, maker.batch_size)
+        tasks = self._tasks(positions)
         self._loader = ThreadLoader(_Cutting(maker, resident), tasks, threads, _AHEAD, pin=False)
 
     @property
@@ -84,9 +84,9 @@ class BoxStream:
         """Ends the threads."""
         self._loader.close()
 
-    def _tasks(self, first: int, batch_size: int) -> Iterator[tuple[int, Slot]]:
+    def _tasks(self, positions: Iterator[int]) -> Iterator[tuple[int, Slot]]:
         """Asked by the trainer's own thread, which therefore waits here where it is ahead of the GPU by all slots."""
-        for number, position in enumerate(itertools.count(first, batch_size)):
+        for number, position in enumerate(positions):
             slot = self._slots[number % len(self._slots)]
             slot.wait()
             yield position, slot

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import Dataset
 
-from fasttrain.batches.order import Order
+from fasttrain.batches.order import Order, turns
 from fasttrain.batches.patch_maker import PatchMaker, RawBatch, as_message, from_message
 from fasttrain.batches.process_loader import ProcessLoader, shared
 from fasttrain.batches.thread_loader import NothingYet, ThreadLoader
@@ -19,6 +19,7 @@ from fasttrain.batches.whereabouts import NotedCases, Whereabouts
 from fasttrain.batches.worker_watch import LOOK_SECONDS, MOST_SECONDS_WITHOUT_A_MOVE, WorkerWatch, ended_worker
 from fasttrain.data.caches import SmartCache
 from fasttrain.errors import FasttrainError, MachineError
+from fasttrain.machine.place import ALONE, Place
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch, CaseSource
 
@@ -48,7 +49,7 @@ class LoaderSource:
 
     samples_per_epoch: how long an epoch is, for sources that move on with it (SmartCache); workers then last one epoch, since
     they see the window that was open when they began. case_names: by index, for sentences about workers. told: hears a sentence
-    and its level.
+    and its level. place: of several ranks each makes the batches whose turn it is.
     """
 
     waited_for = True
@@ -63,7 +64,9 @@ class LoaderSource:
         samples_per_epoch: int = 0,
         case_names: Sequence[str] = (),
         told: Callable[[str, str], None] | None = None,
+        place: Place = ALONE,
     ) -> None:
+        self.place = place
         self._table = Whereabouts(loading.workers)
         self._watch = WorkerWatch(self._table, case_names, loading.most_seconds)
         self._told = told
@@ -75,9 +78,11 @@ class LoaderSource:
         self._on_gpu = device.type == "cuda"
         self._loader: ThreadLoader | ProcessLoader | None = None
 
-    def batches(self, first_position: int) -> Iterator[Batch]:
-        """Batches on the device from a position on, for ever. Errors of a worker's are raised here as they were there."""
-        raw = map(self._unpacked, self._messages(first_position))
+    def batches(self, first_position: int, alike: bool = False) -> Iterator[Batch]:
+        """Batches on the device from a position on, for ever; `alike`: the same ones on every rank. Errors of a worker's are raised
+        here as they were there.
+        """
+        raw = map(self._unpacked, self._messages(first_position, ALONE if alike else self.place))
         if self._on_gpu:
             copied = (
                 _copied_ahead(raw, self.device) if self.loading.copy_stream else (one.to(self.device) for one in raw)
@@ -89,9 +94,9 @@ class LoaderSource:
         image, label = self.maker.augment(raw)
         return Batch(image, label, tuple(raw.positions), tuple(raw.names))
 
-    def _messages(self, first_position: int) -> Iterator[Any]:
+    def _messages(self, first_position: int, place: Place) -> Iterator[Any]:
         if not isinstance(self.source, SmartCache):
-            yield from self._stream(first_position, None)
+            yield from self._stream(first_position, None, place)
             return
         position = first_position
         while True:
@@ -100,13 +105,16 @@ class LoaderSource:
             self._stop_workers()
             self.source.open_epoch(epoch)
             # Only once the workers are there: a thread must not live while they are forked
-            yield from self._stream(position, end, functools.partial(self.source.prepare_epoch, epoch + 1))
+            yield from self._stream(position, end, place, functools.partial(self.source.prepare_epoch, epoch + 1))
             position = end
 
-    def _stream(self, first: int, end: int | None, begun: Callable[[], None] = lambda: None) -> Iterator[Any]:
+    def _stream(
+        self, first: int, end: int | None, place: Place, begun: Callable[[], None] = lambda: None
+    ) -> Iterator[Any]:
         self._stop_workers()
-        size = self.maker.batch_size
-        positions: Any = itertools.count(first, size) if end is None else range(first, end, size)
+        positions: Any = turns(first, self.maker.batch_size, place)
+        if end is not None:
+            positions = itertools.takewhile(lambda position: position < end, positions)
         dataset = _BatchesByPosition(self.maker, self._table, augment=not self._on_gpu)
         loading, look = self.loading, min(LOOK_SECONDS, self.loading.most_seconds)
         self._table.clear()

@@ -8,9 +8,12 @@ a run was interrupted changes nothing in it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import numpy as np
+
+from fasttrain.machine.place import Place
 
 
 class Order:
@@ -75,6 +78,11 @@ class WindowOrder(Order):
         passes = -(-self.samples_per_epoch // self.pass_length)
         turns: np.ndarray = (epochs * passes + numbers) * self.samples_per_case + places % self.samples_per_case
         return turns
+
+
+def turns(first: int, batch_size: int, place: Place) -> Iterator[int]:
+    """The first positions of a rank's batches: the stream from `first` on is dealt to all ranks in turn, a batch each."""
+    return itertools.count(first + place.rank * batch_size, place.ranks * batch_size)
 
 
 @functools.lru_cache(maxsize=8)

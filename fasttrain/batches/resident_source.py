@@ -15,10 +15,11 @@ import torch
 
 from fasttrain.augment.technique import sent
 from fasttrain.batches.boxes import BoxStream, DeviceSlots
-from fasttrain.batches.order import Order
+from fasttrain.batches.order import Order, turns
 from fasttrain.batches.patch_maker import Drawn, PatchMaker
 from fasttrain.batches.resident_volumes import AXES, Resident, in_three_axes
 from fasttrain.kernels.patches import cut
+from fasttrain.machine.place import ALONE, Place
 from fasttrain.ranges import part
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Batch
@@ -28,13 +29,21 @@ _NUMBERS = 1 + AXES + AXES * AXES
 
 class ResidentSource:
     """A BatchSource over the volumes of `resident`. `threads` cut the boxes of cases that stayed on the host.
+    place: of several ranks each makes the batches whose turn it is.
 
     waited_for: False but after a batch whose boxes were not there yet when it was asked for.
     """
 
     def __init__(
-        self, recipe: Recipe, resident: Resident, order: Order, device: torch.device, threads: int = 2
+        self,
+        recipe: Recipe,
+        resident: Resident,
+        order: Order,
+        device: torch.device,
+        threads: int = 2,
+        place: Place = ALONE,
     ) -> None:
+        self.place = place
         self.maker = PatchMaker(recipe, None, order)
         self.device = device
         self.waited_for = False
@@ -42,27 +51,26 @@ class ResidentSource:
         self._threads = threads
         self._boxes: BoxStream | None = None
 
-    def batches(self, first_position: int) -> Iterator[Batch]:
-        """Batches from a position on, for ever."""
+    def batches(self, first_position: int, alike: bool = False) -> Iterator[Batch]:
+        """Batches from a position on, for ever; `alike`: the same ones on every rank."""
         assert self.resident is not None
+        positions = turns(first_position, self.maker.batch_size, ALONE if alike else self.place)
         if self.resident.rest:
-            yield from self._streamed(self.resident, first_position)
+            yield from self._streamed(self.resident, positions)
             return
-        position = first_position
-        while True:
+        for position in positions:
             drawn = self.maker.draw(position, self.resident.tables)
             yield self._batch(self.resident, drawn, self._names(self.resident, drawn))
-            position += self.maker.batch_size
 
     def close(self) -> None:
         """Gives the memory back."""
         self._end_boxes()
         self.resident = None
 
-    def _streamed(self, resident: Resident, first_position: int) -> Iterator[Batch]:
+    def _streamed(self, resident: Resident, positions: Iterator[int]) -> Iterator[Batch]:
         """The next batch's boxes are copied while this one's step runs."""
         self._end_boxes()
-        boxes = self._boxes = BoxStream(self.maker, resident, first_position, self._threads)
+        boxes = self._boxes = BoxStream(self.maker, resident, positions, self._threads)
         slots = DeviceSlots(resident, self.maker.batch_size, self.maker.reach)
         coming = slots.begin(next(boxes))
         while True:

@@ -58,6 +58,7 @@ def run(arguments: list[str] | None = None) -> None:
             stream.flush()
         except (OSError, ValueError):
             _silence(stream)
+    _leave_others(code, failed=True)
     _finish(code, alone, given)
     sys.exit(_told_to_loop(code))
 
@@ -70,6 +71,13 @@ def _told_to_loop(code: int) -> int:
     on_finish = sys.modules.get("fasttrain.cli.on_finish")
     in_use = code != 0 and on_finish is not None and on_finish.ON_FINISH.in_use
     return int(wanted) if in_use and wanted.isdecimal() and len(wanted) <= 3 else code
+
+
+def _leave_others(code: int, failed: bool) -> None:
+    """Of several ranks; once."""
+    several = sys.modules.get("fasttrain.cli.several")
+    if several is not None:
+        several.SEVERAL.leave(code, failed)
 
 
 def _finish(code: int, alone: bool, given: list[str]) -> None:
@@ -100,7 +108,9 @@ def _guarded(arguments: list[str], debug: bool) -> int:
 
         result: Any = tree()(arguments, prog_name="fasttrain", standalone_mode=False)
         sys.stdout.flush()  # here and not when the interpreter ends, where an error could no longer become a sentence
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
+        _leave_others(code, failed=False)
+        return code
     except FasttrainError as error:
         if isinstance(error, InUseError):
             from fasttrain.cli.on_finish import ON_FINISH

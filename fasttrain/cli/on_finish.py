@@ -37,7 +37,7 @@ class OnFinish:
         self._run_folder = ""
         self._folder: Path | None = None
         self._in_use = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | subprocess.Popen[str] | None = None
         self._heard = False
         """Whether the command has come as far as to say what it wants."""
 
@@ -127,9 +127,12 @@ class OnFinish:
 
     def _stop_pod(self) -> None:
         _tell(f"stopping this pod, {self._pod}; {VOLUME_IS_BILLED}")
-        failure = stop_pod(self._pod, with_pod_variables(os.environ))
+        failure = stop_pod(self._pod, with_pod_variables(os.environ), begun=self._is_begun)
         if failure is not None:
             _tell(f"the pod could NOT be stopped and goes on being billed: {failure}; stop it in RunPod's console")
+
+    def _is_begun(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
 
     def _run(self, command: str, exit_code: int) -> None:
         environ = {**os.environ, "FASTTRAIN_EXIT_CODE": str(exit_code), "FASTTRAIN_RUN": self._run_folder}

@@ -60,7 +60,9 @@ def print_plan(prepared: Prepared, as_json: bool, expected: Estimate | str) -> N
     patch = "×".join(map(str, recipe.patch.size))
     channels, classes = (
         counted(len(recipe.data.channels), "channel"),
-        f"{counted(recipe.data.class_count, 'class', 'classes')} with background",
+        counted(len(recipe.data.classes), "structure")
+        if recipe.task == "dose"
+        else f"{counted(recipe.data.class_count, 'class', 'classes')} with background",
     )
     regions = f" in regions: {', '.join(recipe.data.regions)}" if recipe.data.regions else ""
     print(f"recipe {recipe.name}, data {prepared.root}")

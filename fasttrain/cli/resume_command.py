@@ -31,8 +31,9 @@ from fasttrain.cli.run_commands import (
     _watch,
     process_start,
 )
+from fasttrain.cli.several import SEVERAL
 from fasttrain.cli.signals import stop_on_signals
-from fasttrain.engine.limits import Limits, ended_by_limit, goes_beyond
+from fasttrain.engine.limits import Limits, ended_by_limit, is_over
 from fasttrain.engine.resuming.auto import asked_otherwise
 from fasttrain.engine.stop import Stopped
 from fasttrain.errors import EXIT_USAGE, RecipeError
@@ -68,6 +69,8 @@ def resume_command(
     From its newest sound checkpoint, exactly; what could not be restored is said. The folder may have been moved, the data too
     (--data), and the device may be another. With another batch size the samples seen carry on.
     """
+    if not SEVERAL.meet(device or "auto"):
+        return SEVERAL.follow(data, device or "auto")
     ON_FINISH.belongs_to(run)
     ON_FINISH.ask(on_finish)
     limits = read_limits(max_hours, max_cost, price_per_hour, until_dice)
@@ -113,8 +116,7 @@ def go_on(
             f"{run} holds all folds of a split, and --set is for one: name a fold, such as {folder.fold(0)}"
         )
     _limit_threads(resolve(str(folder.recipe), assignments).recipe, device or "auto")
-    over = folder.finished() and not goes_beyond(limits, folder.read_summary(), asked_for=asked is None)
-    over = over and not assignments
+    over = is_over(folder, limits, asked_for=asked is None) and not assignments
     if over:
         # Its last epoch may be extended by another process just now
         folder.check_not_in_use()
@@ -135,6 +137,7 @@ def go_on(
                 began=process_start(),
                 limits=limits,
                 asked_for=asked is None,
+                ranks=SEVERAL.ranks,
             )
             return _told_all(result, json)
         try:
@@ -149,9 +152,10 @@ def go_on(
                 asked_for=asked is None,
                 assignments=assignments,
                 asked=asked,
+                ranks=SEVERAL.ranks,
             )
         except Stopped:
-            return _stopped(stop)
+            return _stopped(stop, json)
     return _told(result, json)
 
 

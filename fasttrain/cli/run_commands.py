@@ -20,6 +20,7 @@ from fasttrain.cli.limit_options import (
 )
 from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.cli.printing import print_json, print_plan
+from fasttrain.cli.several import SEVERAL
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.engine.limits import Limits
@@ -92,6 +93,8 @@ def train_command(
     json: JsonOption = False,
 ) -> int:
     """Train a recipe in a new run folder."""
+    if not SEVERAL.meet(device):
+        return SEVERAL.follow(data, device)
     ON_FINISH.belongs_to(None if dry_run else run)
     ON_FINISH.ask(None if dry_run else on_finish)
     # A command that is given over and over would have its hours anew each time
@@ -99,6 +102,10 @@ def train_command(
     sets = list(assignments or [])
     all_folds = fold == "all"
     resolved = resolve(recipe, sets) if fold is None or all_folds else resolve_fold(recipe, sets, fold)
+    if all_folds:
+        from fasttrain.recipe.data_spec import check_folds
+
+        check_folds(resolved.recipe.data.split)
     # Looked at before torch is loaded, which takes seconds
     wants_gpu(device)
     if resume is not None and not dry_run:
@@ -124,7 +131,7 @@ def train_command(
                 resolved, data, run, device, stop, limits, asked, all_folds=all_folds, dry_run=dry_run, json=json
             )
         except Stopped:
-            return _stopped(stop)
+            return _stopped(stop, json)
 
 
 def resolve_fold(recipe: str, sets: list[str], fold: str) -> ResolvedRecipe:
@@ -154,7 +161,9 @@ def _train(
     if dry_run:
         view = open_view(sys.stderr)
         try:
-            prepared = engine.prepare(resolved.recipe, data, device, view.on_event, stop=stop)
+            seat = SEVERAL.ranks.place
+            shared = engine.with_ranks(resolved, seat.ranks)
+            prepared = engine.prepare(shared.recipe, data, device, view.on_event, stop=stop, seat=seat)
         finally:
             view.close()
         print_plan(prepared, json, expected(prepared, run, limits, all_folds=all_folds))
@@ -163,7 +172,15 @@ def _train(
         from fasttrain.engine.folds import train_folds
 
         result = train_folds(
-            resolved, data=data, run=run, device=device, watch=_watch, stop=stop, began=process_start(), limits=limits
+            resolved,
+            data=data,
+            run=run,
+            device=device,
+            watch=_watch,
+            stop=stop,
+            began=process_start(),
+            limits=limits,
+            ranks=SEVERAL.ranks,
         )
         return _told_all(result, json)
     result = engine.train(
@@ -176,6 +193,7 @@ def _train(
         began=process_start(),
         limits=limits,
         asked=asked,
+        ranks=SEVERAL.ranks,
     )
     return _told(result, json)
 
@@ -217,12 +235,14 @@ def _load_engine(device: str) -> ModuleType:
     return engine
 
 
-def _stopped(stop: StopRequest) -> int:
+def _stopped(stop: StopRequest, json: bool) -> int:
     again = f"go on with: {stop.goes_on_with}{ON_FINISH.option}" if stop.goes_on_with else "give the command again"
     print(
-        f"fasttrain: stopped by {stop.reason} while the cases were checked; what was read until then is remembered; {again}",
+        f"fasttrain: stopped by {stop.reason} before training began; what was read of the cases is remembered; {again}",
         file=sys.stderr,
     )
+    if json:
+        print_json({"status": "stopped", "stopped_by": stop.reason, "exit_code": stop.exit_code})
     return stop.exit_code
 
 

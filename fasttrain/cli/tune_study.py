@@ -17,7 +17,7 @@ from fasttrain.errors import EXIT_DONE, StorageError, exit_code_of
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
-from fasttrain.run_folder import RunFolder, new_run_path, write_json
+from fasttrain.run_folder import RunFolder, make_new_run_path, new_run_path, write_json
 from fasttrain.telemetry.events import Observer
 
 if TYPE_CHECKING:
@@ -73,18 +73,15 @@ class TuneStudy:
 
     def _take_folder(self) -> None:
         """Makes the run's folder and claims it; a second study never writes into it, also where both begin in one second."""
-        while True:
-            try:
-                self.folder.path.mkdir(parents=True, exist_ok=self.named)
-                self.folder.claim()
-                return
-            except OSError as error:
-                if isinstance(error, FileExistsError) and not self.named:
-                    self.folder = RunFolder(new_run_path(self.resolved.recipe.name))
-                    continue
-                raise StorageError(
-                    f"run folder {self.folder.path} cannot be made: {error.strerror}; choose another with --run"
-                ) from error
+        if not self.named:
+            self.folder = RunFolder(make_new_run_path(self.resolved.recipe.name, self.folder.path))
+        try:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"run folder {self.folder.path} cannot be made: {error.strerror}; choose another with --run"
+            ) from error
+        self.folder.claim()
 
     def _study(self, stop: StopRequest, told: bool) -> int:
         from fasttrain.studies.trials import TrialServer
@@ -121,24 +118,27 @@ class TuneStudy:
 
     def train(self, stop: StopRequest, limits: Limits) -> int:
         """The full run with what was found; its hours and cost are counted from the process's start on."""
-        from fasttrain.cli.run_commands import _load_engine, process_start
+        from fasttrain.cli.run_commands import _load_engine, _stopped, process_start
 
         assert self.batches is not None
         tuned = self.batches.recipe_with(self.batches.settings)
         engine = _load_engine(self.device)
         view = open_view(sys.stderr)
-        result = engine.train(
-            tuned,
-            data=self.data,
-            run=self.folder.path,
-            device=self.device,
-            observers=[view, ON_FINISH],
-            stop=stop,
-            began=time.time(),
-            paid_since=process_start(),
-            limits=limits,
-            asked=self.resolved.recipe,
-        )
+        try:
+            result = engine.train(
+                tuned,
+                data=self.data,
+                run=self.folder.path,
+                device=self.device,
+                observers=[view, ON_FINISH],
+                stop=stop,
+                began=time.time(),
+                paid_since=process_start(),
+                limits=limits,
+                asked=self.resolved.recipe,
+            )
+        except Stopped:
+            return _stopped(stop, self.json)
         if self.json:
             print_json({"run": str(result.run), **result.summary, "tuned": self.found})
         return int(result.exit_code)

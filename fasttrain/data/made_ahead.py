@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import math
 import os
 import signal
 import socket
@@ -15,9 +13,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
+from fasttrain.data.handed_over import mapped, written
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.seen_files import SEEN, key_of
 from fasttrain.own_process import end_with_parent
@@ -26,8 +24,6 @@ from fasttrain.samples import Case
 _NUMBER_BYTES = 4
 _MOST_CASES = 8192
 """Their numbers lie in a pipe from the start, which holds 64 KiB."""
-_ALIGNED = 64
-_TENSOR = "tensor"
 _TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -102,7 +98,7 @@ class MadeAhead:
                 record = None
                 # Whoever asks then makes it
                 with contextlib.suppress(Exception):
-                    record = _mapped(descriptors[0]) if descriptors else None
+                    record = mapped(descriptors[0]) if descriptors else None
                 with self._changed:
                     self._made[int.from_bytes(word, "little")] = record
                     self._changed.notify_all()
@@ -148,76 +144,10 @@ class MadeAhead:
             case, how = self._work[int.from_bytes(word, "little")]
             memory = None
             with contextlib.suppress(Exception):
-                memory = _written(how(case))
+                memory = written(how(case))
             if memory is None:
                 giving.send(word)
                 continue
             socket.send_fds(giving, [word], [memory])
             os.close(memory)
 
-
-def _written(record: dict[str, Any]) -> int:
-    """The descriptor of memory that holds the record: its length and its text in JSON, then its tensors, each where that says."""
-    tensors: list[np.ndarray] = []
-    end = 0
-
-    def plain(value: Any) -> Any:
-        nonlocal end
-        if isinstance(value, torch.Tensor):
-            tensors.append(value.contiguous().numpy())
-            first, end = end, -(-(end + value.nbytes) // _ALIGNED) * _ALIGNED
-            return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), first]}
-        if isinstance(value, list):
-            return [plain(one) for one in value]
-        return value
-
-    text = json.dumps({key: plain(value) for key, value in record.items()}).encode()
-    begin = _after(text)
-    memory = os.memfd_create("fasttrain")
-    try:
-        os.ftruncate(memory, begin + end)
-        _write(memory, 0, len(text).to_bytes(8, "little") + text)
-        place = begin
-        for values in tensors:
-            _write(memory, place, values.reshape(-1).view(np.uint8).data)
-            place += -(-values.nbytes // _ALIGNED) * _ALIGNED
-    except BaseException:
-        os.close(memory)
-        raise
-    return memory
-
-
-def _after(text: bytes) -> int:
-    return -(-(8 + len(text)) // _ALIGNED) * _ALIGNED
-
-
-def _write(memory: int, place: int, values: Any) -> None:
-    left = memoryview(values)
-    while left:
-        count = os.pwrite(memory, left, place)
-        place, left = place + count, left[count:]
-
-
-def _mapped(memory: int) -> dict[str, Any]:
-    """The record that lies there, its tensors in that very memory, which is given back with the last of them."""
-    try:
-        # Python's mmap would keep a descriptor for each
-        size = os.fstat(memory).st_size
-        whole = torch.from_file(f"/proc/self/fd/{memory}", shared=True, size=size, dtype=torch.uint8)
-    finally:
-        os.close(memory)
-    length = int.from_bytes(whole[:8].numpy().tobytes(), "little")
-    text = whole[8 : 8 + length].numpy().tobytes()
-    begin = _after(text)
-
-    def real(value: Any) -> Any:
-        if isinstance(value, dict):
-            name, shape, first = value[_TENSOR]
-            dtype: torch.dtype = getattr(torch, name)
-            count = math.prod(shape) * dtype.itemsize
-            return whole[begin + first : begin + first + count].view(dtype).reshape(shape)
-        if isinstance(value, list):
-            return [real(one) for one in value]
-        return value
-
-    return {key: real(value) for key, value in json.loads(text).items()}

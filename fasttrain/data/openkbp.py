@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain.data.file_names import as_text
-from fasttrain.data.sparse_csv import read_numbers, read_sparse
+from fasttrain.data.sparse_csv import are_sides, read_numbers, read_sparse
 from fasttrain.errors import DataError
 from fasttrain.recipe.task import OPENKBP_STRUCTURES
 from fasttrain.run_folder import write_whole
@@ -60,9 +60,24 @@ def csv_case(folder: Path) -> Case:
     dose.
     """
     present = [folder / f"{name}.csv" for name in STRUCTURES]
-    files = [path for path in (folder / CT, *present, folder / MASK, folder / SPACING) if path.exists()]
+    files = [path for path in (folder / CT, *present, folder / MASK, folder / SPACING) if is_named(path)]
     dose = folder / DOSE
-    return Case(as_text(folder.name), tuple(files or [folder / CT]), dose if dose.exists() else None)
+    return Case(as_text(folder.name), tuple(files or [folder / CT]), dose if is_named(dose) else None)
+
+
+def is_named(path: Path) -> bool:
+    """Whether a folder has an entry of that name: a link that leads nowhere is a file that is lost, not one left out."""
+    return path.exists() or path.is_symlink()
+
+
+def unknown_files(folder: Path) -> list[str]:
+    """Names of CSV files in a patient's folder that are none of OpenKBP's, sorted: what they hold is not seen."""
+    known = {CT, DOSE, MASK, SPACING, *(f"{name}.csv" for name in STRUCTURES)}
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+    return [one for one in names if one.lower().endswith(".csv") and one not in known and not one.startswith(".")]
 
 
 def is_compact(case: Case) -> bool:
@@ -179,7 +194,7 @@ def _arrays(path: Path, needed: Sequence[str], more: Sequence[str] = ()) -> dict
         raise DataError(f"{path} is no compact patient of format {_FORMAT} (it has {found_text}); {remedy}")
     shapes = {name: (3,) if name == "spacing" else GRID for name in arrays}
     wrong = [name for name, one in arrays.items() if one.shape != shapes[name] or one.dtype.kind not in "iuf"]
-    if not wrong and not (arrays["spacing"] > 0).all():
+    if not wrong and not are_sides(arrays["spacing"].tolist()):
         wrong = ["spacing"]
     if wrong:
         raise DataError(

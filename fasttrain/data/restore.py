@@ -35,15 +35,22 @@ def likeliest_class(scores: torch.Tensor) -> torch.Tensor:
     return scores.argmax(dim=0)
 
 
-def drawn_regions(written: Sequence[int]) -> Decide:
+def drawn_regions(written: Sequence[int], exact: Sequence[tuple[int, int]] = ()) -> Decide:
     """For probabilities of regions that may overlap: a voxel becomes the class `written` of the last region that is likelier
-    there than not, and background where none is.
+    there than not, and background where none is. exact: (bits, class index) of voxels that become another: bit n is set where
+    region n is likelier than not.
     """
 
     def decide(scores: torch.Tensor) -> torch.Tensor:
         classes = torch.zeros(scores.shape[1:], dtype=torch.uint8, device=scores.device)
         for region, class_index in zip(scores, written, strict=True):
             classes.masked_fill_(region > 0.5, class_index)
+        if exact:
+            bits = torch.zeros(scores.shape[1:], dtype=torch.int32, device=scores.device)
+            for number, region in enumerate(scores):
+                bits.add_(region > 0.5, alpha=1 << number)
+            for own, class_index in exact:
+                classes.masked_fill_(bits == own, class_index)
         return classes
 
     return decide

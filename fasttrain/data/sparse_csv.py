@@ -6,7 +6,7 @@ is 0. Rows may stand in any order. Python's csv or a float a row would take long
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from fasttrain.wording import counted
 
 HEADER = b",data"
 _COMMA, _NEWLINE, _ZERO, _DOT = 44, 10, 48, 46
+LEAST_MM, MOST_MM = 0.01, 100.0
+"""No side of a voxel of a patient is shorter or longer."""
 _MOST_DIGITS = 15
 """Of a value that is read as a whole number and a power of ten: both are exact in float64, and so is their quotient rounded."""
 
@@ -68,18 +70,36 @@ def write_sparse(path: Path, volume: np.ndarray) -> None:
 
 
 def read_numbers(path: Path, count: int) -> tuple[float, ...]:
-    """`count` headerless positive numbers, one a row, such as the voxel's sides in mm."""
+    """`count` headerless numbers, one a row: a voxel's sides in mm. Raises DataError where one could not be."""
     rows = _read(path).split()
     try:
-        numbers = tuple(float(row) for row in rows)
+        spelt = [row.decode("ascii") for row in rows]
+        numbers = tuple(float(row) for row in spelt) if all(map(_plainly_spelt, spelt)) else ()
     except ValueError:
         numbers = ()
-    if len(numbers) != count or not all(0 < one < np.inf for one in numbers):
+    if len(numbers) != count or not are_sides(numbers):
         shown = b" ".join(rows)[:60].decode(errors="replace")
         raise DataError(
-            f"{path} holds {shown!r}; {count} positive numbers, one a row, are expected (mm along each axis)"
+            f"{path} holds {shown!r}; {count} positive numbers, one a row, are expected (mm along each axis, from {LEAST_MM:g} to "
+            f"{MOST_MM:g}); mend the file, or get it anew"
         )
     return numbers
+
+
+def are_sides(numbers: Iterable[float]) -> bool:
+    """Whether these could be the sides of a voxel, in mm."""
+    return all(LEAST_MM <= one <= MOST_MM for one in numbers)
+
+
+def _plainly_spelt(number: str) -> bool:
+    """Python takes 1_000 and other alphabets' digits too."""
+    return "_" not in number and number.isascii()
+
+
+def _finite_in_float32(value: float) -> bool:
+    """Volumes are float32, in which 1e39 is infinite."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.float32(value)))
 
 
 def _read(path: Path) -> bytes:
@@ -147,11 +167,12 @@ class _Rows:
             spelt = self._text(begin[row], end[row])
             try:
                 values[row] = float(spelt)
-                # Python takes 1_000 and other alphabets' digits too
-                wrong[row] = not np.isfinite(values[row]) or "_" in spelt or not spelt.isascii()
+                wrong[row] = not _finite_in_float32(values[row]) or not _plainly_spelt(spelt)
             except ValueError:
                 wrong[row] = True
-        return values, self._told(wrong, "has the value {value!r}; a finite number is expected")
+        return values, self._told(
+            wrong, "has the value {value!r}; a finite number is expected (within ±3.4e38, as float32 has it)"
+        )
 
     def mask_values(self) -> tuple[np.ndarray, list[str]]:
         """All 1; what else stands there than nothing or a 1 is wrong."""

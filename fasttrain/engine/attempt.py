@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from fasttrain.data.seen_files import SEEN
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.failures import explained
 from fasttrain.engine.fit import Fit
+from fasttrain.engine.orders import give_orders
 from fasttrain.engine.phases import TRAINING
 from fasttrain.engine.planning.gpu_memory import stitching_bytes
 from fasttrain.engine.preparing import Prepared
@@ -67,15 +69,21 @@ class Attempt:
         told = lambda text, level: session.emit(Message(text, level))  # noqa: E731
         progress = _case_progress(session)
         split, ahead = prepared.split, prepared.ahead
-        self.assembly = build(recipe, prepared.plan, hardware, split, progress, told, epoch, session.enter, ahead)
+        ranks = session.ranks
+        give_orders(ranks, prepared, saved)
+        self.assembly = build(
+            recipe, prepared.plan, hardware, split, progress, told, epoch, session.enter, ahead, ranks
+        )
         SEEN.forget()
         if self.going is not None:
             self.going.take_up(self.assembly, prepared, session.emit)
+        ranks.share(asdict(self.assembly.state.progress))
         self.fit = Fit(self.assembly, recipe, self.folder, session, self.monitor)
-        _prepare_validation(self.assembly, prepared, session)
+        ready_validation(self.assembly, prepared, session)
 
 
-def _prepare_validation(assembly: Assembly, prepared: Prepared, session: Session) -> None:
+def ready_validation(assembly: Assembly, prepared: Prepared, session: Session) -> None:
+    """Decides where windows are summed, which is told."""
     plan, warn = prepared.plan, lambda text: session.emit(Message(text, "warning"))
     decision = prepare_validation(assembly.validator, plan.step_bytes, plan.cuda_graphs, warn)
     if decision is not None:

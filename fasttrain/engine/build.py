@@ -21,6 +21,7 @@ from fasttrain.engine.planning.trial import Candidate, precision_of
 from fasttrain.engine.planning.worker_plan import cutting_threads
 from fasttrain.engine.state import TrainState
 from fasttrain.engine.step import Step, unpacking
+from fasttrain.engine.together import DataParallel
 from fasttrain.engine.trainer import Trainer
 from fasttrain.engine.validating.inference import Predictor
 from fasttrain.engine.validating.validation import Validator
@@ -28,6 +29,8 @@ from fasttrain.losses import loss_of
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.hardware import Hardware
+from fasttrain.machine.place import Place
+from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.networks import build_network
 from fasttrain.networks.fused import fuse
 from fasttrain.recipe import Recipe
@@ -67,6 +70,8 @@ def build_predictor(recipe: Recipe, choice: Candidate, hardware: Hardware) -> Pr
     torch.manual_seed(recipe.training.seed)
     network = build_network(recipe.network, recipe.patch.size, recipe.input_channels, recipe.output_channels)
     precision = precision_of(choice, hardware.torch_device.type, recipe.dimensions)
+    if recipe.training.sync_batch_norm and hardware.ranks > 1:
+        network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
     network.to(hardware.torch_device)
     if choice.fused:
         fuse(network)
@@ -84,11 +89,12 @@ def build(
     epoch: int = 0,
     entered: Callable[[str], None] = lambda phase: None,
     ahead: MadeAhead | None = None,
+    ranks: Ranks = ONLY_ONE,
 ) -> Assembly:
     """Reads and checks every case, then puts the parts together for a run that goes on in `epoch` (from 0).
 
-    `told` hears what a cache has to say, `entered` which phase begins; `ahead` has volumes that were begun. Raises DataError with
-    every faulty case.
+    `told` hears what a cache has to say, `entered` which phase begins; `ahead` has volumes that were begun. Of several
+    `ranks` each builds its own, with the same weights. Raises DataError with every faulty case.
     """
     entered(FILLING)
     training, validation = open_all(recipe, plan, split, hardware, progress, told, epoch, ahead)
@@ -111,10 +117,11 @@ def build(
         plan.compile,
         plan.cuda_graphs,
         unpacking(recipe),
+        None if ranks.place.alone else DataParallel(ranks.place.ranks),
     )
     state = TrainState(step)
     state.progress.effective_batch, state.progress.epoch_steps = plan.sizes.effective_batch, plan.sizes.steps_per_epoch
-    source = _batches(recipe, plan, training, hardware, [case.name for case in split.train], told)
+    source = _batches(recipe, plan, training, hardware, [case.name for case in split.train], told, ranks.place)
     rate = learning_rate(recipe.schedule, recipe.optimizer.learning_rate, plan.sizes.total_steps)
     trainer = Trainer(state, source, rate, plan.sizes.steps_per_epoch)
     validator = Validator(
@@ -124,7 +131,11 @@ def build(
         recipe,
         keep_labels=plan.cache in ("memory", "gpu"),
         keep_predictions=recipe.output.pictures != "off",
+        ranks=ranks,
     )
+    if not ranks.place.leads:
+        # What the network draws itself, such as dropout, is another's on every rank
+        torch.manual_seed(recipe.training.seed + ranks.place.rank)
     return Assembly(state, trainer, validator)
 
 
@@ -135,12 +146,13 @@ def _batches(
     hardware: Hardware,
     names: Sequence[str],
     told: Told,
+    place: Place,
 ) -> BatchSource:
     samples, seed = recipe.data.samples_per_case, recipe.training.seed
     per_epoch = plan.sizes.steps_per_epoch * plan.sizes.effective_batch
     order = Order(len(training), samples, seed)
     if isinstance(training, Resident):
-        return ResidentSource(recipe, training, order, hardware.torch_device, cutting_threads(hardware))
+        return ResidentSource(recipe, training, order, hardware.torch_device, cutting_threads(hardware), place)
     if isinstance(training, SmartCache):
         order = WindowOrder(training.window.of, samples, seed, per_epoch)
     loading = Loading(
@@ -150,4 +162,4 @@ def _batches(
         pin_memory=plan.pin_memory,
         copy_stream=plan.copy_stream,
     )
-    return LoaderSource(recipe, training, order, hardware.torch_device, loading, per_epoch, names, told)
+    return LoaderSource(recipe, training, order, hardware.torch_device, loading, per_epoch, names, told, place)

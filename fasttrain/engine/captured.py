@@ -28,8 +28,11 @@ class CapturedStep:
     Raises from `record` whatever capturing raises; `take` can then be called as before.
     """
 
-    def __init__(self, take: Callable[[Iterator[Batch]], Tensor], optimizer: Optimizer) -> None:
+    def __init__(
+        self, take: Callable[[Iterator[Batch]], Tensor], optimizer: Optimizer, steps_before: int = STEPS_BEFORE
+    ) -> None:
         self._take = take
+        self._steps_before = steps_before
         self._optimizer = optimizer
         self._graph: torch.cuda.CUDAGraph | None = None
         self._slots: list[Batch] = []
@@ -41,7 +44,7 @@ class CapturedStep:
     @property
     def due(self) -> bool:
         """Whether enough steps were taken for the next one to be recorded."""
-        return self._graph is None and self._taken >= STEPS_BEFORE
+        return self._graph is None and self._taken >= self._steps_before
 
     @property
     def recorded(self) -> bool:

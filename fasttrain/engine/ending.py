@@ -19,6 +19,7 @@ from fasttrain.engine.state import Progress
 from fasttrain.errors import EXIT_DONE, exit_code_of
 from fasttrain.history.report import told_of, write_report
 from fasttrain.run_folder import RunFolder
+from fasttrain.scoring.slices import slices_by_case
 from fasttrain.telemetry.events import Message, RunEnded
 from fasttrain.telemetry.plots import write_plots
 from fasttrain.telemetry.summary import write_summary
@@ -77,6 +78,7 @@ def end_run(
             steps=progress.step if progress else 0,
             error=None if failure is None else str(failure) or type(failure).__name__,
             cases=_case_scores(fit) or _former_scores(folder, saved),
+            **_slice_scores(fit, folder, saved),
             skipped_cases={name: list(faults) for name, faults in prepared.skipped.items()},
             device=prepared.hardware.device_name,
             checkpoint=(fit.saver.figures if fit is not None else None) or None,
@@ -164,6 +166,7 @@ def end_spent(folder: RunFolder, session: Session, going: GoingOn, limit: str, t
             steps=progress.step,
             error=None,
             cases=_former_scores(folder, saved),
+            **_slice_scores(None, folder, saved),
             skipped_cases=former.get("skipped_cases", {}),
             device=former.get("device"),
             **session.account.record(None),
@@ -200,6 +203,17 @@ def _case_scores(fit: Fit | None) -> dict[str, dict[str, float | None]]:
     if fit is None or fit.last_scores is None:
         return {}
     return fit.last_scores.by_case(fit.recipe.data.scored_names)
+
+
+def _slice_scores(fit: Fit | None, folder: RunFolder, saved: ReadCheckpoint | None) -> dict[str, Any]:
+    """`case_slices`, what the Dice of slices is pooled from over folds; nothing where volumes are not cut into slices."""
+    if fit is not None and fit.last_scores is not None:
+        found: dict[str, Any] = slices_by_case(fit.last_scores.cases, fit.recipe.data.scored_names)
+    elif saved is not None:
+        found = former_scores(folder, int(saved.state["progress"]["step"]), "case_slices")
+    else:
+        found = {}
+    return {"case_slices": found} if found else {}
 
 
 def _former_scores(folder: RunFolder, saved: ReadCheckpoint | None) -> dict[str, Any]:

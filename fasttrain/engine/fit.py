@@ -11,6 +11,7 @@ from fasttrain.engine.former_scores import former_scores
 from fasttrain.engine.optimisation.patience import lower_rate, out_of_patience
 from fasttrain.engine.phases import FIRST_STEP, TRAINING, VALIDATION
 from fasttrain.engine.saving import Saver
+from fasttrain.engine.saving_elsewhere import SavedElsewhere
 from fasttrain.engine.session import Session
 from fasttrain.engine.stop import Stopped
 from fasttrain.engine.trainer import StepReport
@@ -28,13 +29,13 @@ from fasttrain.wording import counted
 
 
 class Fit:
-    """Trains what an Assembly holds until the last epoch or until it is asked to stop."""
+    """Trains what an Assembly holds until the last epoch or until it is asked to stop. folder: None in a rank that writes nothing."""
 
     def __init__(
         self,
         assembly: Assembly,
         recipe: Recipe,
-        folder: RunFolder,
+        folder: RunFolder | None,
         session: Session,
         monitor: DeviceMonitor,
     ) -> None:
@@ -47,9 +48,18 @@ class Fit:
         self.trainer = assembly.trainer
         self.progress = assembly.state.progress
         self._earlier_seconds = self.progress.total_seconds
-        self.saver = Saver(folder, recipe.output, assembly.state, session.emit, self.total_seconds)
+        self.saver: Saver | SavedElsewhere = (
+            Saver(folder, recipe.output, assembly.state, session.emit, self.total_seconds)
+            if folder is not None
+            else SavedElsewhere()
+        )
+        self.folder = folder
         self.time_left = TimeLeft(recipe.training.epochs, self.trainer.steps_per_epoch, recipe.validation.every)
-        self.pictures = Pictures(folder.pictures, recipe, assembly.validator, session.emit, session.stop)
+        self.pictures = (
+            Pictures(folder.pictures, recipe, assembly.validator, session.emit, session.stop)
+            if folder is not None
+            else None
+        )
         self.last_scores: Scores | None = None
         self.scored = True
         """False where a stop came before the scores that a kill had lost were there again."""
@@ -63,7 +73,7 @@ class Fit:
         """
         try:
             self._end_where_over()
-            while self.progress.epoch < self.recipe.training.epochs and not self.stop.asked:
+            while self.progress.epoch < self.recipe.training.epochs and not self.session.ends_here(at_once=True):
                 if not self._train_epoch() or not self._close_epoch():
                     break
             if self.progress.epoch < self.recipe.training.epochs:
@@ -96,7 +106,8 @@ class Fit:
         impatient = stopping is not None and between and progress.stopping_waited >= stopping.patience
         reached = self.session.limits.reached_by(progress.best_value, self.recipe.task_facts) is not None
         over = reached or impatient or progress.epoch >= self.recipe.training.epochs
-        if over and between and not former_scores(self.saver.folder, progress.step):
+        lost = self.folder is not None and over and between and not former_scores(self.folder, progress.step)
+        if self.session.ranks.share(lost):
             self._score_again()
         if stopping is not None and impatient:
             self.stop.ask(_out_of_patience_text(stopping), EXIT_DONE)
@@ -141,13 +152,13 @@ class Fit:
             if report.step % self.recipe.output.log_every == 0:
                 self._log(report, window)
                 window = _Window()
-            if self.stop.asked:
+            if self.session.ends_here():
                 return False
             if report.step_in_epoch < self.trainer.steps_in_epoch and self.saver.due_within_epoch():
                 self.trainer.settle()
                 self.saver.renew_last()
             self.saver.poll()
-        return not self.stop.asked
+        return not self.session.ends_here(at_once=True)
 
     def _log(self, report: StepReport, window: _Window) -> None:
         self.trainer.settle()
@@ -191,10 +202,7 @@ class Fit:
                     figures = self._validate()
             except Stopped:
                 return False
-        if figures is not None and self.saver.best_is_gone():
-            self.emit(
-                Message(f"{self.saver.folder.best} is gone: the best of the epochs from here on is kept", "warning")
-            )
+        if figures is not None and self.saver.lost_best():
             progress.best_value = progress.best_epoch = None
         is_best = self._is_best(figures)
         if is_best and figures is not None:
@@ -225,18 +233,22 @@ class Fit:
         if figures is not None and figures.headline is not None:
             self._judge(figures.headline)
         self.saver.save_epoch(is_best, last)
-        if figures is not None and self.last_scores is not None:
+        if figures is not None and self.last_scores is not None and self.pictures is not None:
             with self.stop.at_rest(self.saver.save_beside):
                 self.pictures.draw(epoch, self.last_scores, last, is_best)
         return True
 
     def _validate(self) -> ValidationFigures:
         self.session.enter(VALIDATION)
-        scores = self.assembly.validator.run(
-            self.stop,
-            self._validating,
-            lambda done, total, within: self.emit(Progress("validating", done, total, within)),
-        )
+        try:
+            scores = self.assembly.validator.run(
+                self.stop,
+                self._validating,
+                lambda done, total, within: self.emit(Progress("validating", done, total, within)),
+            )
+        except Stopped:
+            self.session.stop_with_others()
+            raise
         self.last_scores, self._validation_seconds = scores, scores.seconds
         self.progress.validation_seconds += scores.seconds
         self.time_left.add_validation(self.trainer.scheduled_step, scores.seconds)

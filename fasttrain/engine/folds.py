@@ -5,30 +5,31 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fasttrain.engine.ending import RunResult
-from fasttrain.engine.limits import Account, Limits, LimitTimer, ended_by_limit, goes_beyond
+from fasttrain.engine.limits import Account, Limits, LimitTimer, ended_by_limit, folds_gone, is_over
 from fasttrain.engine.run import resume, train
-from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import EXIT_DONE, FasttrainError, RecipeError
+from fasttrain.engine.stop import Following, Stopped, StopRequest
+from fasttrain.errors import EXIT_DONE, FasttrainError
+from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
-from fasttrain.recipe.data_spec import KFoldSplit
+from fasttrain.recipe.data_spec import check_folds
 from fasttrain.recipe.task import is_target
 from fasttrain.run_folder import (
     FOLDS_KEYS,
     FORMAT_VERSION,
     RunFolder,
-    new_run_path,
+    make_new_run_path,
     read_record,
     write_json,
     write_whole,
 )
 from fasttrain.scoring import CaseScore, ClassScore, summarise
+from fasttrain.scoring.slices import SliceDices
 from fasttrain.telemetry.attempts import known_attempts, with_forgotten
 from fasttrain.telemetry.events import Message, Observer
 from fasttrain.telemetry.summary import write_summary
@@ -49,6 +50,7 @@ def train_folds(
     stop: StopRequest | None = None,
     began: float | None = None,
     limits: Limits | None = None,
+    ranks: Ranks = ONLY_ONE,
 ) -> RunResult:
     """Trains every fold of a recipe with a k-fold split, `fold_0`, `fold_1` … in one run folder, and pools their scores.
 
@@ -57,23 +59,19 @@ def train_folds(
     RecipeError for another split, and what a fold's run raises.
     """
     resolved = resolve(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(resolved.recipe.data.split, KFoldSplit):
-        kind = resolved.recipe.data.split.kind
-        raise RecipeError(
-            f"all folds need data.split.kind: kfold, and the recipe has {kind}; set that, or leave out --fold all"
-        )
+    split = check_folds(resolved.recipe.data.split)
     limits = limits or Limits()
     limits.check_score(resolved.recipe.task_facts)
-    folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
+    folder = RunFolder(Path(run) if run is not None else make_new_run_path(resolved.recipe.name))
     try:
         folder.create()
         folder.checkpoints.rmdir()
         with write_whole(folder.recipe) as stream:
             stream.write(resolved.as_yaml().encode())
         place = str(Path(data).absolute()) if data is not None else None
-        record = {"format": FORMAT_VERSION, "folds": resolved.recipe.data.split.folds, "data": place, "device": device}
+        record = {"format": FORMAT_VERSION, "folds": split.folds, "data": place, "device": device}
         write_json(folder.folds, record)
-        return _Folds(folder, resolved, record, watch, stop or StopRequest(), began, limits).run()
+        return _Folds(folder, resolved, record, watch, stop or StopRequest(), began, limits, ranks).run()
     finally:
         folder.release()
 
@@ -88,12 +86,13 @@ def resume_folds(
     began: float | None = None,
     limits: Limits | None = None,
     asked_for: bool = True,
+    ranks: Ranks = ONLY_ONE,
 ) -> RunResult:
     """Goes on where `train_folds` ended: folds that are done stay, the one that was cut short is resumed, the rest is trained."""
     folder = RunFolder(Path(run))
     try:
         limits = limits or Limits()
-        if folder.finished() and not goes_beyond(limits, folder.read_summary(), asked_for):
+        if is_over(folder, limits, asked_for):
             return RunResult(folder.path, json.loads(folder.summary.read_text(encoding="utf-8")), EXIT_DONE)
         folder.claim()
         folder.reopen()
@@ -101,7 +100,7 @@ def resume_folds(
         record |= {"data": str(data)} if data is not None else {}
         record |= {"device": device} if device is not None else {}
         recipe = resolve(str(folder.recipe))
-        return _Folds(folder, recipe, record, watch, stop or StopRequest(), began, limits).run()
+        return _Folds(folder, recipe, record, watch, stop or StopRequest(), began, limits, ranks).run()
     finally:
         folder.release()
 
@@ -116,7 +115,9 @@ class _Folds:
         stop: StopRequest,
         began: float | None,
         limits: Limits,
+        ranks: Ranks,
     ) -> None:
+        self.ranks = ranks
         self.folder = folder
         self.recipe = recipe
         self.count: int = record["folds"]
@@ -158,7 +159,7 @@ class _Folds:
         path = self.folder.fold(fold)
         run = RunFolder(path)
         # Each fold has a flag of its own, so that its early stopping is not the next one's
-        stop = _Following(self.stop)
+        stop = Following(self.stop)
         observers = self.watch(fold, self.count)
         # Hours and money are watched for the whole
         limits = self.limits.of_fold()
@@ -167,7 +168,15 @@ class _Folds:
             # Without the scores of its cases they would be missing among those of all: they are validated again
             if (limit or "").startswith("--max") or (limit is None and not run.read_summary().get("cases")):
                 run.reopen()
-            return resume(path, data=self.data, device=self.device, observers=observers, stop=stop, limits=limits)
+            return resume(
+                path,
+                data=self.data,
+                device=self.device,
+                observers=observers,
+                stop=stop,
+                limits=limits,
+                ranks=self.ranks,
+            )
         if self._was_begun(fold):
             for observer in observers:
                 observer.on_event(Message(f"{path} is gone, though it was begun: that fold is trained anew", "warning"))
@@ -180,6 +189,7 @@ class _Folds:
             stop=stop,
             began=time.time(),
             limits=limits,
+            ranks=self.ranks,
         )
 
     def _was_begun(self, fold: int) -> bool:
@@ -187,9 +197,7 @@ class _Folds:
         if RunFolder(self.folder.fold(fold)).holds_a_run():
             return False
         later = any(RunFolder(self.folder.fold(other)).holds_a_run() for other in range(fold + 1, self.count))
-        told = self.folder.read_summary().get("folds")
-        name = self.folder.fold(fold).name
-        return later or any(isinstance(one, dict) and one.get("run") == name for one in told or ())
+        return later or self.folder.fold(fold) in folds_gone(self.folder)
 
     def _end(self, status: str, exit_code: int, stopped_by: str | None, error: str | None = None) -> RunResult:
         recipe = self.recipe.recipe
@@ -198,6 +206,10 @@ class _Folds:
         summaries = {run.path.name: summary for run in runs if (summary := run.read_summary()).keys() >= _POOLED}
         cases = {name: scores for summary in summaries.values() for name, scores in summary["cases"].items()}
         score, pooled = _pooled(cases, recipe)
+        slices = {
+            name: found for summary in summaries.values() for name, found in (summary.get("case_slices") or {}).items()
+        }
+        pooled |= _pooled_slices(slices, recipe.data.scored_names) if slices else {}
         seconds = [summary["seconds"] for summary in summaries.values()]
         write_summary(
             self.folder.summary,
@@ -246,33 +258,26 @@ def _pooled(cases: dict[str, dict[str, float | None]], recipe: Recipe) -> tuple[
     return pooled.dice, {"dice_by_class": pooled.dice_by_class, "dice_counts": pooled.dice_counts}
 
 
+def _pooled_slices(cases: Mapping[str, SliceDices], names: Sequence[str]) -> dict[str, Any]:
+    """The Dice of single slices over the cases of all folds, as one validation of all of them would have it."""
+    found = {name: [one[name] for one in cases.values() if name in one] for name in names}
+    counts = {name: sum(count for _, count in column) for name, column in found.items()}
+    means = {
+        name: sum(mean * count for mean, count in column) / counts[name] if counts[name] else None
+        for name, column in found.items()
+    }
+    known = [mean for mean in means.values() if mean is not None]
+    return {
+        "slice_dice": fmean(known) if known else None,
+        "slice_dice_by_class": means,
+        "slice_counts": counts,
+        "case_slices": dict(cases),
+    }
+
+
 def _steps(run: Path) -> int:
     """Optimiser steps that a fold has taken, a failed one too: what was trained must not be taken for nothing."""
     try:
         return int(json.loads(RunFolder(run).summary.read_text(encoding="utf-8"))["steps"])
     except (OSError, ValueError, KeyError, TypeError):
         return int(RunFolder(run).has_checkpoints())
-
-
-class _Following(StopRequest):
-    """Asked for by its own run, or by whoever asks the whole."""
-
-    def __init__(self, whole: StopRequest) -> None:
-        self._whole = whole
-        super().__init__()
-
-    @property
-    def asked(self) -> bool:
-        if self._whole.asked and self.reason is None:
-            self.reason, self.exit_code = self._whole.reason, self._whole.exit_code
-        return self.reason is not None
-
-    def has_told(self) -> None:
-        """The line of a fold that was cut short says how the whole goes on."""
-        super().has_told()
-        if self._whole.asked:
-            self._whole.has_told()
-
-    def at_rest(self, save: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
-        """Whoever ends the process asks the whole."""
-        return self._whole.at_rest(save)

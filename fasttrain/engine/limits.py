@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import EXIT_DONE, RecipeError
 from fasttrain.recipe.task import TASKS, Task
+from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.attempts import Attempt
 from fasttrain.wording import counted
 
@@ -151,6 +153,40 @@ def ended_by_limit(summary: dict[str, Any]) -> str | None:
     stopped_by = summary.get("stopped_by")
     ended = summary.get("status") == "done" and isinstance(stopped_by, str) and stopped_by.startswith(_SET_BY)
     return str(stopped_by) if ended else None
+
+
+def is_over(folder: RunFolder, limits: Limits, asked_for: bool) -> bool:
+    """Whether there is nothing left of a run: it is finished, no limit given now is wider than the one that ended it
+    (`goes_beyond`), and of all folds each is there as it was pooled.
+    """
+    if not folder.finished() or goes_beyond(limits, folder.read_summary(), asked_for):
+        return False
+    return not folds_gone(folder) and not _folds_changed(folder)
+
+
+def _folds_changed(folder: RunFolder) -> bool:
+    """Whether a fold went on by itself since its scores were pooled, to its end or not."""
+    whole = folder.read_summary()
+    folds, cases = whole.get("folds"), whole.get("cases")
+    if not isinstance(folds, list) or not isinstance(cases, dict):
+        return False
+    for told in folds:
+        if isinstance(told, dict) and isinstance(told.get("run"), str):
+            own = RunFolder(folder.path / told["run"]).read_summary()
+            scores = own.get("cases")
+            if any(own.get(key) != told.get(key) for key in ("status", "best")):
+                return True
+            if not isinstance(scores, dict) or any(cases.get(name) != scores[name] for name in scores):
+                return True
+    return False
+
+
+def folds_gone(folder: RunFolder) -> list[Path]:
+    """The folders of folds that the summary of the whole tells of, and that hold no run any more."""
+    folds = folder.read_summary().get("folds")
+    names = [fold.get("run") for fold in folds if isinstance(fold, dict)] if isinstance(folds, list) else []
+    places = [folder.path / name for name in names if isinstance(name, str)]
+    return [path for path in places if not RunFolder(path).holds_a_run()]
 
 
 def goes_beyond(limits: Limits, summary: dict[str, Any], asked_for: bool) -> bool:

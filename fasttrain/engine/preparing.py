@@ -26,10 +26,11 @@ from fasttrain.engine.planning.sizes import Sizes, sizes_of
 from fasttrain.engine.resuming.changes import as_values
 from fasttrain.engine.sound_cases import sound_cases
 from fasttrain.engine.stop import StopRequest
-from fasttrain.errors import StorageError
+from fasttrain.errors import RecipeError, StorageError
 from fasttrain.machine.collector import collector_at_rest
 from fasttrain.machine.cudnn import slow_cudnn
 from fasttrain.machine.hardware import GIB, Hardware, environment_record, passed_over, survey
+from fasttrain.machine.place import ALONE, Place
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe
 from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
@@ -88,6 +89,7 @@ def prepare(
     stop: StopRequest | None = None,
     ended: Callable[[str], None] = lambda part: None,
     opened: Callable[[Split], Split] | None = None,
+    seat: Place = ALONE,
 ) -> Prepared:
     """Finds cases, parts them, checks every one, looks at the machine and decides the plan.
 
@@ -97,12 +99,12 @@ def prepare(
     is measured, and whoever takes the result closes its `ahead`. Raises RecipeError,
     DataError (with all faults of all cases, unless the recipe leaves such cases out), MachineError, and Stopped.
     """
-    looked = look(recipe, data, device, emit, former, stop, ended)
+    looked = look(recipe, data, device, emit, former, stop, ended, seat)
     SEEN.stop_keeping()
     ahead = _made_ahead(looked, opened(looked.split)) if opened is not None else None
     try:
         with explaining(recipe):
-            plan = make_plan(recipe, looked.hardware, looked.sizes, former, former_device, emit)
+            plan = make_plan(recipe, looked.hardware, looked.sizes, former, former_device, _heeding(stop, emit))
         if (slow := slow_convolutions(recipe, looked.hardware, plan)) is not None:
             emit(Message(slow, "warning"))
     except BaseException:
@@ -114,6 +116,17 @@ def prepare(
     )
 
 
+def _heeding(stop: StopRequest | None, emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    """`emit`, at which work that tells of itself is ended by Stopped where a stop was asked for: a measured step may be slow."""
+
+    def emit_or_stop(event: Event) -> None:
+        if stop is not None:
+            stop.check()
+        emit(event)
+
+    return emit_or_stop
+
+
 def look(
     recipe: Recipe,
     data: Path | None = None,
@@ -122,11 +135,13 @@ def look(
     former: Mapping[str, Any] | None = None,
     stop: StopRequest | None = None,
     ended: Callable[[str], None] = lambda part: None,
+    seat: Place = ALONE,
 ) -> Looked:
     """The part of `prepare` that comes before the plan: cases, each of them checked, and the machine."""
     if recipe.output.tensorboard:
         require_tensorboard()
-    hardware = survey(device)
+    hardware = survey(device, seat)
+    check_ranks(recipe, hardware)
     if (told := passed_over(device, hardware)) is not None:
         emit(Message(told, "warning"))
     limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
@@ -154,7 +169,9 @@ def look(
     validated = [estimate_bytes([case], recipe) for case in split.validation]
     trained = estimate_bytes(split.train, recipe)
     built = build_bytes([*split.train, *split.validation], recipe)
-    sizes = sizes_of(recipe, counts, trained + sum(validated), max(validated, default=0), built, trained)
+    sizes = sizes_of(
+        recipe, counts, trained + sum(validated), max(validated, default=0), built, trained, hardware.ranks
+    )
     return Looked(recipe, hardware, root, split, outline, sizes, skipped, contents)
 
 
@@ -176,6 +193,14 @@ def _made_ahead(looked: Looked, split: Split) -> MadeAhead | None:
     except OSError:
         # No more descriptors or processes: volumes are made when they are asked for
         return None
+
+
+def check_ranks(recipe: Recipe, hardware: Hardware) -> None:
+    """Raises RecipeError for what several ranks cannot do."""
+    if recipe.training.sync_batch_norm and hardware.ranks > 1 and not hardware.on_gpu:
+        raise RecipeError(
+            "training.sync_batch_norm: torch synchronises batch norms on GPUs alone; set it to false on a CPU"
+        )
 
 
 def load_for_steps() -> None:

@@ -15,7 +15,7 @@ from fasttrain.engine.attempt import Attempt, explained_in
 from fasttrain.engine.checkpoint_space import check_space
 from fasttrain.engine.ending import RunResult, end_run, end_spent, resume_line
 from fasttrain.engine.limits import Limits, goes_beyond, spent_before, told_of_limits
-from fasttrain.engine.planning.batch_policy import stepped_down
+from fasttrain.engine.planning.batch_policy import stepped_down, told_of_ranks, with_ranks
 from fasttrain.engine.preparing import Prepared, prepare, read_start, record_start
 from fasttrain.engine.resuming.changes import as_values
 from fasttrain.engine.resuming.going_on import GoingOn, look_at
@@ -26,8 +26,9 @@ from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import OutOfMemoryError, RecipeError
 from fasttrain.machine.limits import memory_free
 from fasttrain.machine.open_files import raise_open_file_limit
+from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
-from fasttrain.run_folder import RunFolder, new_run_path, write_whole
+from fasttrain.run_folder import RunFolder, make_new_run_path, new_run_path, write_whole
 from fasttrain.telemetry.attempts import known_attempts, read_attempts
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.event_log import EventLog
@@ -40,7 +41,7 @@ from fasttrain.wording import counted
 _SHARE_FOR_FILES = 8
 """One part in so many of the free memory may hold files that the check read until the cache is made of them."""
 
-__all__ = ["RunResult", "Prepared", "prepare", "resume", "train"]
+__all__ = ["Prepared", "RunResult", "prepare", "resume", "train", "with_ranks"]
 
 
 def train(
@@ -55,6 +56,7 @@ def train(
     limits: Limits | None = None,
     asked: Recipe | None = None,
     paid_since: float | None = None,
+    ranks: Ranks = ONLY_ONE,
 ) -> RunResult:
     """Trains a recipe (a name, a file, or one from `load_recipe`) in a new run folder and returns how it ended.
 
@@ -62,13 +64,21 @@ def train(
     `./runs/NAME-TIMESTAMP`. device: `auto`, `cpu`, `cuda` or `cuda:N`. observers: told of everything that happens. began:
     when the process began, for the time to the first step (Unix seconds). limits: where the run ends before its last epoch,
     counted from `began`, or from `paid_since` where the process did other work before (tuning). asked: the recipe as the command
-    gave it, where what is trained was tuned since: by it a command that is given again is known. Raises FasttrainError of the
-    kind that fits, and Stopped where `stop` was asked for while cases were checked: there is no run yet.
+    gave it, where what is trained was tuned since: by it a command that is given again is known. ranks: the processes that train
+    together, of which this is the first. Raises FasttrainError of the
+    kind that fits, and Stopped where `stop` was asked for while cases were checked or the plan was made: there is no run yet.
     """
     resolved = resolve(recipe) if isinstance(recipe, str) else recipe
     session = Session(
-        list(observers), stop or StopRequest(), began or time.time(), limits or Limits(), paid_since=paid_since
+        list(observers),
+        stop or StopRequest(),
+        began or time.time(),
+        limits or Limits(),
+        paid_since=paid_since,
+        ranks=ranks,
     )
+    asked = asked or resolved.recipe
+    alone, resolved = resolved, with_ranks(resolved, ranks.place.ranks)
     folder = RunFolder(Path(run) if run is not None else new_run_path(resolved.recipe.name))
     try:
         session.limits.check_score(resolved.recipe.task_facts)
@@ -79,19 +89,32 @@ def train(
         session.start.ended("import")
         with session.stop.at_rest():
             prepared = prepare(
-                resolved.recipe, root, device, session.emit, None, None, session.stop, session.start.ended, _all_of
+                resolved.recipe,
+                root,
+                device,
+                session.emit,
+                None,
+                None,
+                session.stop,
+                session.start.ended,
+                _all_of,
+                ranks.place,
             )
             session.ahead = prepared.ahead
         check_space(folder, resolved.recipe, prepared.outline.parameters)
+        if run is None:
+            # Another run may have begun in the same second
+            folder = RunFolder(make_new_run_path(resolved.recipe.name, folder.path))
         folder.create()
         session.stop.begun = True
         text = resolved.as_yaml()
-        record_start(folder, prepared, device, text, as_values(asked or resolved.recipe))
+        record_start(folder, prepared, device, text, as_values(asked))
         # Last of the three, since it is what makes the folder hold a run: one cut short before is no run, and no dead end
         with write_whole(folder.recipe) as stream:
             stream.write(text.encode())
         session.stop.goes_on_with = resume_line(folder, session)
-        return _carry_out(folder, prepared, session, None, stepped_down(resolved))
+        _tell_of_ranks(session, alone, resolved)
+        return _carry_out(folder, prepared, session, None, _smaller(resolved, ranks))
     finally:
         SEEN.forget()
         folder.release()
@@ -110,6 +133,7 @@ def resume(
     asked_for: bool = True,
     assignments: Sequence[str] | Mapping[str, Any] = (),
     asked: Recipe | None = None,
+    ranks: Ranks = ONLY_ONE,
 ) -> RunResult:
     """Goes on with a run from its newest sound checkpoint, exactly as if it had not been interrupted.
 
@@ -124,7 +148,7 @@ def resume(
     folder = RunFolder(Path(run))
     limits = limits or Limits()
     told, earlier = read_attempts(folder.events), known_attempts(folder.events, folder.read_summary())
-    session = Session(list(observers), stop or StopRequest(), began or time.time(), limits, earlier)
+    session = Session(list(observers), stop or StopRequest(), began or time.time(), limits, earlier, ranks=ranks)
     try:
         if not folder.holds_a_run():
             raise RecipeError(f"{run} holds no run (it has no recipe.yaml); `fasttrain train` begins one")
@@ -133,11 +157,11 @@ def resume(
         session.stop.goes_on_with = resume_line(folder, session)
         # Before anything is written: a run that cannot go on stays as it is
         held = folder.checkpoints_written()
-        going = look_at(folder, assignments, asked)
+        going = look_at(folder, assignments, asked, ranks.place.ranks)
         limits.check_score(going.resolved.recipe.task_facts)
         folder.claim()
         if folder.checkpoints_written() != held:
-            going = look_at(folder, assignments, asked)
+            going = look_at(folder, assignments, asked, ranks.place.ranks)
         if len(told) < len(earlier):
             text = (
                 f"{folder.events} does not tell of all that the run took: what {folder.summary} knows of it counts too"
@@ -154,7 +178,9 @@ def resume(
         then = going.device_of_choices
         with session.stop.at_rest():
             recipe, ended = going.resolved.recipe, session.start.ended
-            prepared = prepare(recipe, root, chosen, session.emit, going.plan, then, session.stop, ended, _all_of)
+            prepared = prepare(
+                recipe, root, chosen, session.emit, going.plan, then, session.stop, ended, _all_of, ranks.place
+            )
             session.ahead = prepared.ahead
         check_space(folder, going.resolved.recipe, prepared.outline.parameters)
         check_same_cases(going.plan["cases"], prepared.split, prepared.root)
@@ -163,11 +189,23 @@ def resume(
         going.check_order(prepared)
         session.stop.begun = True
         _drop_newer_rows(folder, going.saved, session)
-        return _carry_out(folder, prepared, session, going, stepped_down(going.resolved))
+        return _carry_out(folder, prepared, session, going, _smaller(going.resolved, ranks))
     finally:
         SEEN.forget()
         folder.release()
         session.close()
+
+
+def _smaller(resolved: ResolvedRecipe, ranks: Ranks) -> ResolvedRecipe | None:
+    """What is trained where memory runs out early. Where one of several ranks runs out of it, the others wait for it in the middle
+    of a step: they can only end.
+    """
+    return stepped_down(resolved) if ranks.place.alone else None
+
+
+def _tell_of_ranks(session: Session, alone: ResolvedRecipe, resolved: ResolvedRecipe) -> None:
+    if not session.ranks.place.alone:
+        session.emit(Message(told_of_ranks(alone, resolved, session.ranks.place.ranks)))
 
 
 def _all_of(split: Split) -> Split:

@@ -127,10 +127,13 @@ class Saver:
         except Exception as error:
             self.emit(Message(f"a checkpoint could not be written: {error}", "warning"))
 
-    def best_is_gone(self) -> bool:
-        """True where the network of the best score so far was written and is not there any more."""
+    def lost_best(self) -> bool:
+        """True, and told, where the network of the best score so far was written and is not there any more."""
         best, underway = self.folder.best, self._background.given or self.folder.best in self._owed
-        return self.state.progress.best_epoch is not None and not underway and not best.exists()
+        lost = self.state.progress.best_epoch is not None and not underway and not best.exists()
+        if lost:
+            self.emit(Message(f"{best} is gone: the best of the epochs from here on is kept", "warning"))
+        return lost
 
     def standing(self) -> str:
         """What there is to go on from, in words."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from fasttrain.engine.captured import CapturedStep
 from fasttrain.engine.optimisation.ema import Ema
+from fasttrain.engine.together import STEPS_BEFORE_A_GRAPH, Alone, Together
 from fasttrain.errors import FasttrainError
 from fasttrain.kernels.structure_bits import unpack
 from fasttrain.ranges import part as named
@@ -68,7 +69,7 @@ class Step:
     unpack: makes of a batch what the network sees; nothing is done where it is None. clip_norm: gradients are scaled down to
     this norm over all weights. ema: follows the weights. compiled: network and loss go through torch.compile; captured: the
     whole step becomes a CUDA graph once the first few were taken. Where either fails, `warning` says so and the run goes on
-    without.
+    without. together: the other ranks that take the same step.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class Step:
         compiled: bool = False,
         captured: bool = False,
         unpack: Unpack | None = None,
+        together: Together | None = None,
     ) -> None:
+        self.together: Together = together or Alone()
         self.network = network
         self.unpack = unpack or _as_it_is
         self.loss = loss
@@ -98,13 +101,15 @@ class Step:
         self.last_loss = torch.zeros((), device=device)
         self.bad_streak = torch.zeros((), dtype=torch.int64, device=device)
         self.worst_streak = torch.zeros((), dtype=torch.int64, device=device)
-        self._forward: Callable[[Tensor], Any] = torch.compile(network, dynamic=False) if compiled else network
+        inner: nn.Module = torch.compile(network, dynamic=False) if compiled else network  # type: ignore[assignment]
+        self._forward: Callable[[Tensor], Any] = self.together.wrap(inner)
         self._criterion: Callable[[Any, Tensor], Tensor] = torch.compile(loss, dynamic=False) if compiled else loss
         self._unproved = compiled
         self._parts: list[float] | None = None
         """Of a short step: what the loss of each of its batches is divided by."""
         self._part: float = accumulate
-        self._captured = CapturedStep(self._take, optimizer) if captured else None
+        before = {} if self.together.ranks == 1 else {"steps_before": STEPS_BEFORE_A_GRAPH}
+        self._captured = CapturedStep(self._take, optimizer, **before) if captured else None
         self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
 
@@ -154,11 +159,19 @@ class Step:
         kept = [buffer.clone() for buffer in self._statistics]
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.last_loss.device)
-        for part in self._parts or [self.accumulate] * self.accumulate:
+        parts = self._parts or [self.accumulate] * self.accumulate
+        for number, part in enumerate(parts, 1):
             batch, self._part = next(batches), part
             unproved = self._unproved and self._parts is None
-            total += self._first_pass(batch) if unproved else self._pass(batch)
+            inner = self.together.inner_pass(self._forward) if number < len(parts) else contextlib.nullcontext()
+            with inner:
+                total += self._first_pass(batch) if unproved else self._pass(batch)
+        if self._parts is not None:
+            # The same samples on every rank, but not to the last bit on a GPU
+            self.together.mean_of_all([one.grad for one in self._parameters if one.grad is not None])
         with named("optimiser"):
+            # Before it is judged: all ranks take the step, or none
+            total = self.together.mean_(total)
             self._settle(total, self._update(total), kept)
             if self.ema is not None:
                 self.ema.update()
@@ -213,7 +226,7 @@ class Step:
                 raise
             told = " ".join(str(error).split())
             self.warning = f"torch.compile failed, so the network runs without it: {told[:200]}"
-        self._forward, self._criterion = self.network, self.loss
+        self._forward, self._criterion = self.together.wrap(self.network), self.loss
         self.optimizer.zero_grad(set_to_none=True)
         for buffer, before in zip(self._statistics, statistics, strict=True):
             buffer.copy_(before)

@@ -70,5 +70,29 @@ class StopRequest:
                 end()
 
 
+class Following(StopRequest):
+    """Asked for by its own run, or by whoever asks the whole."""
+
+    def __init__(self, whole: StopRequest) -> None:
+        self._whole = whole
+        super().__init__()
+
+    @property
+    def asked(self) -> bool:
+        if self._whole.asked and self.reason is None:
+            self.reason, self.exit_code = self._whole.reason, self._whole.exit_code
+        return self.reason is not None
+
+    def has_told(self) -> None:
+        """The line of a fold that was cut short says how the whole goes on."""
+        super().has_told()
+        if self._whole.asked:
+            self._whole.has_told()
+
+    def at_rest(self, save: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
+        """Whoever ends the process asks the whole."""
+        return self._whole.at_rest(save)
+
+
 class Stopped(Exception):  # noqa: N818 - not an error: the run ends because it was told to
     """Carries the run out of start-up or validation to where it is saved and ended."""

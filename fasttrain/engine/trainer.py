@@ -75,14 +75,14 @@ class Trainer:
         while progress.step_in_epoch < self.steps_in_epoch:
             began = time.perf_counter()
             rate = self.rate(self.scheduled_step) * progress.rate_factor
-            loss, batches = self._take(rate)
+            loss, batches, patches = self._take(rate)
             self._names.append(batches.names)
             finite = torch.isfinite(loss)
             self._loss_sum += torch.where(finite, loss, 0.0)
             self._loss_count += finite
             progress.step += 1
             progress.step_in_epoch += 1
-            progress.position += batches.patches
+            progress.position += patches
             progress.learning_rate = rate
             seconds = time.perf_counter() - began
             progress.epoch_seconds += seconds
@@ -94,25 +94,28 @@ class Trainer:
                 step_in_epoch=progress.step_in_epoch,
                 loss=loss,
                 learning_rate=rate,
-                patches=batches.patches,
+                patches=patches,
                 step_seconds=seconds,
                 wait_seconds=batches.wait_seconds,
             )
 
-    def _take(self, rate: float) -> tuple[torch.Tensor, _Timed]:
-        """The next step's loss, and the stream that its batches came from."""
+    def _take(self, rate: float) -> tuple[torch.Tensor, _Timed, int]:
+        """The next step's loss, the stream that its batches came from, and how many patches all ranks took."""
         progress = self.state.progress
+        ranks = self.step.together.ranks
         if self._batches is None:
-            self._batches = _Timed(self.source, progress.position)
+            self._batches = _Timed(self.source, progress.position, alike=progress.short_samples > 0)
         batches = self._batches
         batches.wait_seconds, batches.patches, batches.names = 0.0, 0, []
         if not progress.short_samples:
-            return self.step(batches, rate, progress.step), batches
-        # What is left of an epoch that was begun with another batch; whole batches go on behind it
+            loss = self.step(batches, rate, progress.step)
+            return loss, batches, batches.patches * ranks
+        # What is left of an epoch that was begun with another batch; whole batches go on behind it. Every rank takes all of it, so
+        # that the mean of their gradients is the gradient
         loss = self.step.short(batches.first(progress.short_samples), rate, progress.step)
         progress.short_samples = 0
         self._batches = None
-        return loss, batches
+        return loss, batches, batches.patches
 
     def settle(self) -> float:
         """Reads the device: brings the loss sums into the progress and returns the mean loss of the open epoch so far.
@@ -193,9 +196,9 @@ def cures(step: Step) -> str:
 class _Timed(Iterator[Batch]):
     """A stream of batches that measures how long the trainer waited for it, if it is one that is waited for."""
 
-    def __init__(self, source: BatchSource, first_position: int) -> None:
+    def __init__(self, source: BatchSource, first_position: int, alike: bool = False) -> None:
         self._source = source
-        self._batches = source.batches(first_position)
+        self._batches = source.batches(first_position, alike) if alike else source.batches(first_position)
         self.wait_seconds = 0.0
         self.patches = 0
         self.names: list[str] = []

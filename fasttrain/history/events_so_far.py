@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fasttrain.telemetry.attempts import Attempt
+from fasttrain.telemetry.attempts import Attempt, with_told_at_start
 
 _STEP = b'"event": "StepLogged"'
 _PROGRESS = b'"event": "Progress"'
@@ -119,7 +119,7 @@ class EventsSoFar:
     def _take_record(self, record: Record, line: bytes) -> None:
         kind = record.get("event")
         if kind == "RunStarted":
-            self._over += self._attempt()
+            self._over = list(with_told_at_start([*self._over, *self._attempt()], record))
             self.starts += 1
             self.started, self.first_step, self.ended = record, None, None
             self._step_line = self._progress_line = b""

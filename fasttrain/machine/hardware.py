@@ -13,6 +13,7 @@ from fasttrain.machine.allocator import gpu_room_bytes
 from fasttrain.machine.gpu_sight import look, why_unseen
 from fasttrain.machine.limits import cpu_limit, memory_free, shared_memory_free_bytes
 from fasttrain.machine.open_files import open_file_limit
+from fasttrain.machine.place import ALONE, Place
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,8 @@ class Hardware:
     """What a plan may rely on. GPU values are None on a CPU run.
 
     `memory_bound` says what leaves no more memory than `memory_free_gib`. `shared_gib` is what /dev/shm has free and `open_files`
-    how many descriptors may be open at once; each is None where nothing bounds it.
+    how many descriptors may be open at once; each is None where nothing bounds it. Of `ranks` processes that train together
+    `local_ranks` share this host's memory; `cpus` are those of one of them.
     """
 
     device: str
@@ -41,6 +43,8 @@ class Hardware:
     shared_gib: float | None = None
     open_files: int | None = None
     gpu_free_gib: float | None = None
+    ranks: int = 1
+    local_ranks: int = 1
 
     @property
     def on_gpu(self) -> bool:
@@ -66,16 +70,22 @@ def wants_gpu(setting: str) -> bool | None:
     raise RecipeError(f"--device {setting}: should be auto, cpu, cuda or cuda:N")
 
 
-def survey(setting: str) -> Hardware:
-    """Looks at the machine and the device that `--device` names; raises MachineError where that device is not there."""
+def survey(setting: str, seat: Place = ALONE) -> Hardware:
+    """Looks at the machine and the device that `--device` names, of several ranks a card each in their order; raises MachineError
+    where that device is not there, and RecipeError where one card is named for several ranks.
+    """
     import torch
 
     wanted = wants_gpu(setting)
+    if wanted and not seat.alone:
+        if ":" in setting:
+            raise RecipeError(f"--device {setting}: {seat.ranks} ranks take a card each; say --device cuda")
+        setting = f"cuda:{seat.local_rank}"
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted and not there:
         raise MachineError(f"--device {setting}: {why_no_gpu()}; use --device cpu, or mend that first")
-    index = int(setting.partition(":")[2] or 0) if wanted else 0
-    if wanted and index >= there:
+    index = int(setting.partition(":")[2] or 0) if wanted else seat.local_rank if there else 0
+    if there and wanted is not False and index >= there:
         names = ", ".join(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(there))
         raise MachineError(f"--device {setting}: there is no such device; there are {names}")
     free, bound = memory_free()
@@ -83,11 +93,13 @@ def survey(setting: str) -> Hardware:
     host = Hardware(
         device="cpu",
         device_name=_cpu_name(),
-        cpus=cpu_limit(),
+        cpus=max(cpu_limit() // seat.local_ranks, 1),
         memory_free_gib=round(free / GIB, 4),
         memory_bound=bound,
         shared_gib=None if shared is None else shared / GIB,
         open_files=open_file_limit(),
+        ranks=seat.ranks,
+        local_ranks=seat.local_ranks,
     )
     if not there or wanted is False:
         return host

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fasttrain.errors import MachineError
 
@@ -35,11 +38,18 @@ def this_pod(environ: Mapping[str, str]) -> str:
     return pod
 
 
-def stop_pod(pod: str, environ: Mapping[str, str], tries: int = 3, pause_seconds: float = 10.0) -> str | None:
+def stop_pod(
+    pod: str,
+    environ: Mapping[str, str],
+    tries: int = 3,
+    pause_seconds: float = 10.0,
+    begun: Callable[[subprocess.Popen[str]], None] = lambda process: None,
+) -> str | None:
     """Stops the pod; returns None, or what runpodctl said where it could not after all tries.
 
     The new form (`runpodctl pod stop ID`, from version 2 on) comes first; a runpodctl that does not know it gets the old one
-    (`runpodctl stop pod ID`), which a new one still takes.
+    (`runpodctl stop pod ID`), which a new one still takes. begun: is given each process that is started, the head of a group of
+    its own, for whoever has to end it at once.
     """
     said = ""
     for attempt in range(tries):
@@ -47,7 +57,7 @@ def stop_pod(pod: str, environ: Mapping[str, str], tries: int = 3, pause_seconds
             time.sleep(pause_seconds)
         answers = []
         for words in (["pod", "stop", pod], ["stop", "pod", pod]):
-            well, text = _answer(words, environ)
+            well, text = _answer(words, environ, begun)
             if well:
                 return None
             answers.append(text)
@@ -56,19 +66,33 @@ def stop_pod(pod: str, environ: Mapping[str, str], tries: int = 3, pause_seconds
     return said
 
 
-def _answer(words: list[str], environ: Mapping[str, str]) -> tuple[bool, str]:
+def _answer(
+    words: list[str], environ: Mapping[str, str], begun: Callable[[subprocess.Popen[str]], None]
+) -> tuple[bool, str]:
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             ["runpodctl", *words],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=_SECONDS_A_TRY,
             env=dict(environ),
+            start_new_session=True,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return False, str(error)
-    text = " ".join(f"{done.stdout} {done.stderr}".split())
+    try:
+        begun(process)
+        out, err = process.communicate(timeout=_SECONDS_A_TRY)
+    except BaseException as error:
+        # All of it, also where Ctrl-C cut the wait short: what it began may hold its output open
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            return False, f"runpodctl gave no answer in {_SECONDS_A_TRY:g} s"
+        raise
+    text = " ".join(f"{out} {err}".split())
     # The old form ends with 0 where the pod did not stop: `pod "…" stop failed; status is …`
-    return done.returncode == 0 and "stop failed" not in text, text or f"exit code {done.returncode}"
+    return process.returncode == 0 and "stop failed" not in text, text or f"exit code {process.returncode}"

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from fasttrain.errors import RecipeError
 from fasttrain.recipe.slices import SlicesSpec
 from fasttrain.recipe.spec import (
     Float,
@@ -101,6 +102,16 @@ class KFoldSplit(Spec):
     fold: NonNegativeInt = 0
     seed: Seed = 12345
     test: tuple[str, ...] = ()
+
+
+def check_folds(split: Spec) -> KFoldSplit:
+    """The split of a recipe all of whose folds are wanted; raises RecipeError for one of another kind."""
+    if isinstance(split, KFoldSplit):
+        return split
+    kind = getattr(split, "kind", None)
+    raise RecipeError(
+        f"all folds need data.split.kind: kfold, and the recipe has {kind}; set that, or leave out --fold all"
+    )
 
 
 class LastSplit(Spec):

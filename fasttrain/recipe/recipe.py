@@ -148,8 +148,11 @@ class Recipe(Spec):
 
 def faults_across(recipe: Recipe) -> Iterator[Fault]:
     """What is wrong in a recipe whose every section is right by itself."""
+    yield from _faults_of_dimensions(recipe)
     yield from _faults_of_data(recipe)
-    yield from faults_of_labels(recipe.data)
+    # A dose has no labels, and is told so by its task
+    if recipe.task != "dose":
+        yield from faults_of_labels(recipe.data)
     yield from faults_of_task(recipe)
     yield from faults_of_slices(recipe)
     yield from _faults_of_network(recipe)
@@ -160,6 +163,22 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
         yield ("optimizer", "nesterov"), "needs a momentum above 0; set optimizer.nesterov: false or a momentum"
 
 
+def _faults_of_dimensions(recipe: Recipe) -> Iterator[Fault]:
+    """A patch for planes in a recipe that is otherwise for volumes; first, since what follows hangs on it."""
+    if recipe.volume_dimensions == 3 or recipe.task == "dose":
+        return
+    spacing, flip = recipe.data.spacing, recipe.augment.flip
+    signs = ["data.spacing has 3"] if spacing is not None and len(spacing) == 3 else []
+    signs += ["augment.flip names axis 2"] if flip is not None and 2 in flip.axes else []
+    signs += ["validation.mirror names axis 2"] if 2 in recipe.validation.mirror else []
+    if signs:
+        yield (
+            ("patch", "size"),
+            f"has 2 values, but {' and '.join(signs)}, as for volumes; give 3, or cut the volumes by data.slices; "
+            "where the images are planes, mend those keys",
+        )
+
+
 def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
     data, dimensions = recipe.data, recipe.volume_dimensions
     for value in data.classes:
@@ -167,7 +186,11 @@ def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
             yield ("data", "classes", value), f"label values are whole numbers from 1 to 255, found {value}"
     if len(set(data.classes.values())) != len(data.classes):
         yield ("data", "classes"), "two classes have the same name"
-    if data.spacing is not None and len(data.spacing) != dimensions:
+    if (
+        data.spacing is not None
+        and len(data.spacing) != dimensions
+        and (recipe.volume_dimensions, len(data.spacing)) != (2, 3)
+    ):
         yield (
             ("data", "spacing"),
             f"has {counted(len(data.spacing), 'value')}, but patch.size has {dimensions}, {list(recipe.patch.size)}; give "
@@ -231,7 +254,7 @@ def _faults_of_norm(norm: str, batch_size: int, factors: tuple[int, ...]) -> Ite
 
 def _faults_of_loss(recipe: Recipe) -> Iterator[Fault]:
     loss, classes = recipe.loss, len(recipe.data.classes)
-    if recipe.data.regions:
+    if recipe.data.regions and recipe.task != "dose":
         yield from _faults_of_region_loss(recipe)
     elif recipe.task == "segmentation" and loss.one_channel and classes > 1:
         yield (

@@ -23,11 +23,16 @@ class Regions:
     `written` is the first of the region's values that is in no later region, as BraTS and nnU-Net have it: of {whole: [1, 2, 3],
     core: [2, 3], enhancing: [3]} a voxel of the whole becomes 1, of the core 2, of the enhancing part 3. Where later regions
     hold all of them, it is the first of its values.
+
+    `exact`: (bits, class index) of what a voxel becomes whose regions are those of a class, though drawing would make another of
+    it: bit n of `bits` stands for region n. Regions that lie inside each other have none; of {a: [1, 2], b: [2, 3]} a voxel of b
+    alone is 3. A network that is right about every region so scores 1 in all of them, however they overlap.
     """
 
     names: tuple[str, ...]
     members: tuple[tuple[int, ...], ...]
     written: tuple[int, ...]
+    exact: tuple[tuple[int, int], ...] = ()
 
     def last_of(self, class_index: int) -> int:
         """The number, from 1 on, of the last region that holds a class; 0 for none."""
@@ -46,7 +51,20 @@ def regions_of(data: DataSpec) -> Regions | None:
         later = {index for other in members[number + 1 :] for index in other}
         own = [index for index in inside if index not in later]
         written.append((own or list(inside))[0])
-    return Regions(tuple(data.regions), tuple(members), tuple(written))
+    return Regions(tuple(data.regions), tuple(members), tuple(written), _exact(members, written))
+
+
+def _exact(members: list[tuple[int, ...]], written: list[int]) -> tuple[tuple[int, int], ...]:
+    bits: dict[int, int] = {}
+    for number, inside in enumerate(members):
+        for index in inside:
+            bits[index] = bits.get(index, 0) | 1 << number
+    found: dict[int, int] = {}
+    for index, own in sorted(bits.items()):
+        drawn = written[own.bit_length() - 1]
+        if bits[drawn] != own:
+            found.setdefault(own, index)
+    return tuple(found.items())
 
 
 def faults_of_regions(data: DataSpec) -> Iterator[Fault]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fasttrain.recipe.network_spec import Fault
-from fasttrain.recipe.spec import Int, Probability, Spec
+from fasttrain.recipe.spec import Int, NoSwitch, Probability, Spec
 
 if TYPE_CHECKING:
     from fasttrain.recipe.recipe import Recipe
@@ -28,7 +28,7 @@ class SlicesSpec(Spec):
     patches around a voxel of a class instead, whichever slice that lies in.
     """
 
-    axis: Literal["axial", "coronal", "sagittal", 0, 1, 2] = "axial"
+    axis: Annotated[Literal["axial", "coronal", "sagittal", 0, 1, 2], NoSwitch] = "axial"
     keep_empty: Probability = 1.0
     neighbours: Annotated[Int, Field(ge=0, le=16)] = 0
 

@@ -44,10 +44,17 @@ def _no_switch(value: object) -> object:
     return value
 
 
+def _spelt_switch(value: object) -> object:
+    """Python counts `true` as 1, which a choice among names and numbers may have."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 FolderName = Annotated[str, AfterValidator(_as_folder_name)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_switch)]
 OrOff = BeforeValidator(_as_off)
 """For a choice among names and `off`: the other spellings of `off` are taken too."""
+NoSwitch = BeforeValidator(_spelt_switch)
+"""For a choice among names and numbers."""
 Int = Annotated[int, BeforeValidator(_no_switch)]
 Float = Annotated[float, BeforeValidator(_no_switch)]
 Probability = Annotated[Float, Field(ge=0.0, le=1.0)]

@@ -53,7 +53,7 @@ def faults_of_task(recipe: Recipe) -> Iterator[Fault]:
                 f"{name!r} is no structure of OpenKBP{did_you_mean(name, OPENKBP_STRUCTURES)}",
             )
     for key in ("label_map", "regions", "ignore_label"):
-        if getattr(data, key):
+        if getattr(data, key) not in (None, {}):
             yield (
                 ("data", key),
                 "is for labels of class values, and task: dose has structures that overlap; leave it out",

@@ -277,7 +277,7 @@ class TrainingSpec(Spec):
     over the training cases (each giving `data.samples_per_case` patches), or `iterations_per_epoch` optimiser steps. Gradients
     are scaled down to a norm of at most `clip_norm` over all weights. `batch_policy` says what else a tuned batch size changes:
     nothing; the learning rate, in proportion to the effective batch or to its square root; or `accumulate`, so that the
-    effective batch stays.
+    effective batch stays. So it does of several GPUs. `sync_batch_norm` makes batch norms see the patches of all GPUs.
     """
 
     epochs: PositiveInt
@@ -289,6 +289,7 @@ class TrainingSpec(Spec):
     clip_norm: PositiveFloat | None = None
     ema: EMASpec | None = None
     early_stopping: EarlyStoppingSpec | None = None
+    sync_batch_norm: bool = False
 
 
 class AccelerationSpec(Spec):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch import Tensor
 from fasttrain.samples import IGNORED
 from fasttrain.scoring.case_score import CaseScore
 from fasttrain.scoring.dice import Members, members_of
+
+SliceDices = dict[str, tuple[float, int]]
+"""Of a case the mean Dice of the slices that count, and their number, by class."""
 
 
 def count_slices(
@@ -40,3 +44,16 @@ def with_slices(score: CaseScore, counts: Sequence[Sequence[Sequence[int]]]) -> 
         for one, columns in zip(score.classes, zip(*counts, strict=True), strict=True)
     )
     return replace(score, classes=classes)
+
+
+def slices_by_case(scores: Sequence[object], names: Sequence[str]) -> dict[str, SliceDices]:
+    """Those of each case whose volume is cut into slices, by the classes' `names`; of others nothing."""
+    records: dict[str, SliceDices] = {}
+    for score in scores:
+        if not isinstance(score, CaseScore):
+            continue
+        pairs = zip(names, score.classes, strict=True)
+        found = {name: (fmean(one.slice_dices), len(one.slice_dices)) for name, one in pairs if one.slice_dices}
+        if found:
+            records[score.name] = found
+    return records

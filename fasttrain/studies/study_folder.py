@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fasttrain.errors import RecipeError, StorageError
-from fasttrain.run_folder import new_run_path
+from fasttrain.run_folder import make_new_run_path
 
 
 def new_study_folder(asked: Path | None, name: str) -> Path:
@@ -13,7 +13,9 @@ def new_study_folder(asked: Path | None, name: str) -> Path:
 
     Raises RecipeError where it holds something, StorageError where it cannot be made.
     """
-    folder = asked if asked is not None else new_run_path(name)
+    if asked is None:
+        return make_new_run_path(name, option="--out")
+    folder = asked
     try:
         if folder.exists() and not folder.is_dir():
             raise RecipeError(f"--out {folder}: is a file; name a new folder")

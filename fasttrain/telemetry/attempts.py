@@ -53,6 +53,14 @@ def with_forgotten(attempts: Sequence[Attempt], summary: Mapping[str, Any]) -> t
     return _with_lacking(attempts, seconds, spent, price)
 
 
+def with_told_at_start(attempts: Sequence[Attempt], started: Mapping[str, Any]) -> tuple[Attempt, ...]:
+    """The attempts before a `RunStarted`, and before them one for what it tells of beyond theirs: events may be lost since."""
+    seconds = _number(started.get("earlier_seconds")) or 0.0
+    return _with_lacking(
+        attempts, seconds, _number(started.get("earlier_cost")), _number(started.get("price_per_hour"))
+    )
+
+
 def _with_lacking(
     attempts: Sequence[Attempt], seconds: float, cost: float | None, price: float | None
 ) -> tuple[Attempt, ...]:
@@ -98,11 +106,7 @@ def _attempts(lines: Iterable[str]) -> tuple[Attempt, ...]:
     for line in lines:
         if _STARTED in line and (record := _record(line)) is not None and record.get("event") == "RunStarted":
             found = (*found, *([_attempt(start, last)] if start is not None else []))
-            # Each start tells of all that was before it, which may be lost since
-            seconds = _number(record.get("earlier_seconds")) or 0.0
-            found = _with_lacking(
-                found, seconds, _number(record.get("earlier_cost")), _number(record.get("price_per_hour"))
-            )
+            found = with_told_at_start(found, record)
             start = record
             last.clear()
         elif line.endswith("}\n"):

@@ -336,7 +336,7 @@ def test_what_was_read_before_a_signal_is_remembered_by_train(mine: Path, tmp_pa
     told = process.communicate(timeout=30)[1]
     assert process.returncode == 130, told
     sentence = (
-        "stopped by Ctrl-C while the cases were checked; what was read until then is remembered; give the command again"
+        "stopped by Ctrl-C before training began; what was read of the cases is remembered; give the command again"
     )
     assert told.endswith(f"fasttrain: {sentence}\n")
     assert "Traceback" not in told

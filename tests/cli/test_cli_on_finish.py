@@ -209,6 +209,29 @@ def test_a_hanging_command_is_ended_with_all_that_it_started(
         process.communicate()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_runpodctl_that_hangs_is_ended_by_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+    place = Place(tmp_path).on_a_pod("hanging")
+    words = [sys.executable, "-m", "fasttrain", "train", "--recipe", "nowhere", "--on-finish", "stop-pod"]
+    process = subprocess.Popen(words, **place.options({"PYTHONPATH": str(ROOT)}))
+    try:
+        until = time.monotonic() + 30
+        while not place.calls("runpodctl"):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        time.sleep(0.1)
+        below = tree_of(process.pid)
+        assert below
+        process.send_signal(number)
+        assert process.wait(timeout=10) == 2
+        time.sleep(0.1)
+        assert not any(alive(pid) for pid in below)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.fixture
 def at_work(tiny_values: dict, phantoms: Path, tmp_path: Path):
     """A run that goes on and on, in another process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from fasttrain.cli.main import run
 from fasttrain.data.openkbp import GRID, STRUCTURES, VOXELS, csv_case, read_patient, write_compact
 from fasttrain.data.openkbp_import import import_openkbp
 from fasttrain.data.sources import find_cases
-from fasttrain.data.sparse_csv import read_sparse, write_sparse
+from fasttrain.data.sparse_csv import read_numbers, read_sparse, write_sparse
 from fasttrain.errors import DataError, RecipeError
 from fasttrain.recipe import resolve
 from fasttrain.samples import Case
@@ -88,8 +89,16 @@ def test_masks_of_no_row_one_row_and_any_order(tmp_path: Path) -> None:
         (",data\n1,nan\n", "row 2 has the value 'nan'; a finite number"),
         (",data\n1,\n", "row 2 has the value ''; a finite number"),
         (",data\n1,1_0\n", "row 2 has the value '1_0'; a finite number"),
+        (
+            ",data\n1,1e39\n",
+            "row 2 has the value '1e39'; a finite number is expected (within ±3.4e38, as float32 has it)",
+        ),
+        (",data\n1,-1e300\n", "row 2 has the value '-1e300'; a finite number"),
         (",data\n1,2.3.4\n", "row 2 has the value '2.3.4'; a finite number"),
-        (",data\n1,x\n2,y\n3,z\n", "row 2 has the value 'x'; a finite number is expected (and 2 more rows like it)"),
+        (
+            ",data\n1,x\n2,y\n3,z\n",
+            "row 2 has the value 'x'; a finite number is expected (within ±3.4e38, as float32 has it) (and 2 more rows like it)",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_file_and_row(tmp_path: Path, body: str, told: str) -> None:
@@ -103,6 +112,89 @@ def test_every_kind_of_fault_of_a_file_in_one_pass(tmp_path: Path) -> None:
     told = fault(path).splitlines()
     assert [re.search(r"row (\d)", one)[1] for one in told] == ["2", "4", "6", "3"]
     assert "a mask an index stands alone" in fault(text(tmp_path / "m.csv", ",data\n4,0.5\n"), mask=True)
+
+
+def test_the_largest_values_of_float32_are_taken(tmp_path: Path) -> None:
+    found = read_sparse(text(tmp_path / "dose.csv", ",data\n1,3.4e38\n2,-3.4028235e38\n"), VOXELS).dense(GRID)
+    assert np.isfinite(found).all()
+    assert found.min() == np.finfo(np.float32).min
+
+
+@pytest.mark.parametrize("sides", ["0\n4\n2.5", "-4\n4\n2.5", "4\nnan\n2.5", "4\ninf\n2.5", "4\n4\n1e9", "4\n1e-9\n4", "4\n4",
+                                   "4\n1_0\n4", "4\n٤\n4"])  # fmt: skip
+def test_what_could_be_no_side_of_a_voxel_is_refused(tmp_path: Path, sides: str) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"voxel.csv holds .*3 positive numbers, one a row, are expected \(mm along each axis, from 0.01",
+    ):
+        read_numbers(text(tmp_path / "voxel.csv", sides), 3)
+    assert read_numbers(text(tmp_path / "voxel.csv", "3.906\n3.906\n2.5\n"), 3) == (3.906, 3.906, 2.5)
+
+
+def test_the_sides_in_a_compact_file_are_looked_at_too(tmp_path: Path) -> None:
+    patient = read_patient(csv_case(write_patient(tmp_path / "pt_1")), STRUCTURES)
+    path = tmp_path / "pt_1.npz"
+    for sides in ((np.inf, 4.0, 2.5), (4.0, 1e9, 2.5), (4.0, np.nan, 2.5)):
+        write_compact(path, replace(patient, spacing=sides))
+        with pytest.raises(DataError, match="no compact patient: spacing"):
+            read_patient(Case("pt_1", (path,), path), STRUCTURES)
+
+
+def test_a_link_that_leads_nowhere_is_no_absent_structure(tmp_path: Path) -> None:
+    folder = write_patient(tmp_path / "pt_1")
+    (folder / "Larynx.csv").symlink_to(tmp_path / "gone.csv")
+    with pytest.raises(DataError, match=r"Larynx\.csv cannot be read: No such file"):
+        read_patient(csv_case(folder), STRUCTURES)
+    (tmp_path / "gone.csv").write_text(",data\n7,\n")
+    assert np.count_nonzero(read_patient(csv_case(folder), ("Larynx",)).structures & 1) == 1
+
+
+def test_files_of_unknown_names_are_told(tmp_path: Path) -> None:
+    data = resolve("openkbp").recipe.data
+    for name in ("pt_1", "pt_2"):
+        folder = write_patient(tmp_path / name)
+        (folder / "Brainstem.csv").rename(folder / "BrainStem.csv")
+    write_patient(tmp_path / "pt_3")
+    (told,) = find_cases(data, tmp_path).warnings
+    assert "pt_1/BrainStem.csv is no file of an OpenKBP patient; did you mean Brainstem.csv" in told
+    assert told.endswith("it is not read (nor in 1 more patient)")
+    for name in ("pt_1", "pt_2"):
+        (tmp_path / name / "BrainStem.csv").unlink()
+    assert find_cases(data, tmp_path).warnings == ()
+
+
+@pytest.mark.parametrize("command", ["check", "train", "import"])
+def test_a_dose_beyond_float32_is_exit_3_everywhere(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("pt_1", "pt_2"):
+        write_patient(tmp_path / "set" / name)
+    dose = tmp_path / "set" / "pt_2" / "dose.csv"
+    dose.write_text(dose.read_text() + "1,1e39\n")
+    row = len(dose.read_text().splitlines())
+    split = "data.split={kind: last, validation: 1}"
+    words = {
+        "check": ["check", "--recipe", "openkbp", "--data", str(tmp_path / "set"), "--set", split],
+        "train": [
+            "train",
+            "--recipe",
+            "openkbp",
+            "--data",
+            str(tmp_path / "set"),
+            "--set",
+            split,
+            "--run",
+            str(tmp_path / "run"),
+            "--device",
+            "cpu",
+        ],
+        "import": ["data", "import", "openkbp", str(tmp_path / "set"), str(tmp_path / "out")],
+    }
+    with pytest.raises(SystemExit) as ended:
+        run(words[command])
+    answer = capsys.readouterr()
+    assert ended.value.code == 3
+    assert f"dose.csv row {row:,} has the value '1e39'" in answer.err + answer.out
 
 
 def test_a_patient_and_its_absent_structures(tmp_path: Path) -> None:
@@ -236,7 +328,7 @@ def test_whatever_the_rows_are_they_are_read_as_python_would_or_refused(
         pairs = [row.split(",") for row in rows]
         wanted = {int(index): float(value or 1) if mask else float(value) for index, value in pairs}
         assert len(wanted) == len(rows)
-        assert all(index.isdecimal() and int(index) < 500 and np.isfinite(wanted[int(index)]) for index, _ in pairs)
+        assert all(index.isdecimal() and int(index) < 500 and abs(wanted[int(index)]) < 3.4e38 for index, _ in pairs)
         assert not mask or all(value.strip() in ("", "1", "1.0") for _, value in pairs)
         assert all(value or mask for _, value in pairs)
     except (ValueError, AssertionError):

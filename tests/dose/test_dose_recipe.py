@@ -68,3 +68,19 @@ def test_what_can() -> None:
     assert task.better(2.0, 3.0)
     assert not task.better(3.0, 2.0)
     assert task.better(9.0, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ("data.regions={targets: [8, 9, 10]}", "regions"),
+        ("data.label_map={2: 1}", "label_map"),
+        ("data.ignore_label=0", "ignore_label"),
+    ],
+)
+def test_what_is_for_labels_alone_is_one_sentence(values: str, key: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve("openkbp", [values])
+    assert caught.value.faults == (
+        f"--set data.{key}: is for labels of class values, and task: dose has structures that overlap; leave it out",
+    )

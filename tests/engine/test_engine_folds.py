@@ -1,6 +1,7 @@
 """All folds of a split: each an ordinary run, scores pooled, resumed where they were cut short, and one ensemble of them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import nibabel as nib
@@ -9,13 +10,15 @@ import pytest
 import torch
 
 from fasttrain import train, train_folds
+from fasttrain.cli.main import run as command
 from fasttrain.delivery import evaluate, open_run, predict
 from fasttrain.engine.folds import resume_folds
-from fasttrain.engine.run import RunResult
+from fasttrain.engine.limits import Limits, folds_gone, is_over
+from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, RecipeError
-from fasttrain.run_folder import newest_unfinished
-from fasttrain.telemetry.events import Event, RunEnded, StepLogged
+from fasttrain.run_folder import RunFolder, newest_unfinished
+from fasttrain.telemetry.events import Event, Message, RunEnded, StepLogged
 
 SPLIT = {"kind": "kfold", "folds": 3}
 
@@ -76,6 +79,19 @@ class Ends:
     def close(self) -> None: ...
 
 
+class Warnings:
+    """Keeps what a run warns of."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, Message) and event.level == "warning":
+            self.told.append(event.text)
+
+    def close(self) -> None: ...
+
+
 class StopAt:
     def __init__(self, stop: StopRequest, step: int) -> None:
         self.stop, self.step = stop, step
@@ -113,6 +129,41 @@ def test_folds_cut_short_go_on_as_if_unbroken(recipe, folds: RunResult, phantoms
         assert losses(run / f"fold_{fold}") == losses(folds.run / f"fold_{fold}")
     assert newest_unfinished(tmp_path / "runs")[0] is None
     assert resume_folds(run).summary == whole.summary
+
+
+def test_a_finished_whole_that_lost_a_fold_trains_that_anew(folds: RunResult, tmp_path: Path) -> None:
+    run = tmp_path / "all"
+    shutil.copytree(folds.run, run)
+    folder = RunFolder(run)
+    for limits in (Limits(), Limits(max_hours=5)):
+        assert is_over(folder, limits, asked_for=True)
+        assert is_over(folder, limits, asked_for=False)
+    shutil.rmtree(run / "fold_1")
+    assert folds_gone(folder) == [run / "fold_1"]
+    assert not is_over(folder, Limits(), asked_for=False)
+    told: list[str] = []
+    again = resume_folds(run, watch=lambda fold, count: [Warnings(told)])
+    assert (again.exit_code, again.summary["status"]) == (0, "done")
+    assert any(f"{run / 'fold_1'} is gone" in text for text in told)
+    assert losses(run / "fold_1") == losses(folds.run / "fold_1")
+    assert again.summary["cases"] == folds.summary["cases"]
+    assert is_over(folder, Limits(), asked_for=True)
+
+
+def test_a_fold_that_went_on_by_itself_is_pooled_anew(folds: RunResult, tmp_path: Path) -> None:
+    run = tmp_path / "all"
+    shutil.copytree(folds.run, run)
+    resume(run / "fold_1", assignments=["training.epochs=3"])
+    assert not is_over(RunFolder(run), Limits(), asked_for=False)
+    again = resume_folds(run, asked_for=False)
+    own = json.loads((run / "fold_1/summary.json").read_text())
+    assert own["cases"] != json.loads((folds.run / "fold_1/summary.json").read_text())["cases"]
+    assert again.summary["status"] == "done"
+    assert again.summary["steps"] == 35
+    assert again.summary["folds"][1]["best"] == own["best"]
+    assert {name: again.summary["cases"][name] for name in own["cases"]} == own["cases"]
+    assert losses(run / "fold_0") == losses(folds.run / "fold_0")
+    assert is_over(RunFolder(run), Limits(), asked_for=False)
 
 
 def test_early_stopping_of_a_fold_does_not_end_the_others(tiny, phantoms: Path, tmp_path: Path) -> None:
@@ -157,3 +208,39 @@ def test_the_ensemble_predicts_the_mean_of_its_networks(folds: RunResult, phanto
     assert np.asarray(nib.load(done.written[0]).dataobj).shape == nib.load(image).shape
     with pytest.raises(RecipeError, match="holds all folds, and each case was trained on"):
         evaluate(trained, "validation", None, lambda done, total: None, StopRequest())
+
+
+def test_the_dice_of_slices_is_pooled_over_folds(tiny, phantoms: Path, tmp_path: Path) -> None:
+    sliced = {
+        "data__slices": {"axis": "axial"},
+        "patch__size": [16, 24],
+        "augment": {},
+        "validation__mirror": [],
+        "training__epochs": 1,
+    }
+    recipe = tiny(data__split={"kind": "kfold", "folds": 2}, **sliced)
+    whole = train_folds(recipe, data=phantoms, run=tmp_path / "all", device="cpu").summary
+    slices = []
+    for fold in range(2):
+        found = evaluate(
+            open_run(tmp_path / f"all/fold_{fold}", "cpu"), "validation", None, lambda done, total: None, StopRequest()
+        )
+        slices += [one.classes[0].slice_dices for one in found.cases]
+    every = [dice for case in slices for dice in case]
+    assert whole["slice_counts"]["liver"] == len(every) > len(slices)
+    assert whole["slice_dice_by_class"]["liver"] == pytest.approx(float(np.mean(every)))
+    assert whole["slice_dice"] == pytest.approx(
+        np.mean([whole["slice_dice_by_class"][name] for name in ("liver", "kidney")])
+    )
+
+
+def test_folds_of_volumes_have_no_slices(folds: RunResult) -> None:
+    assert "slice_dice" not in folds.summary
+
+
+def test_a_dry_run_of_all_folds_of_another_split_is_refused(phantoms: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--recipe", "spleen", "--data", str(phantoms), "--fold", "all", "--dry-run"]
+    with pytest.raises(SystemExit) as ended:
+        command(words)
+    assert ended.value.code == 2
+    assert "all folds need data.split.kind: kfold, and the recipe has " in capsys.readouterr().err

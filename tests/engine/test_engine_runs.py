@@ -128,6 +128,23 @@ def test_a_stop_while_files_are_checked_leaves_no_run(tiny, phantoms, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_stop_while_steps_are_measured_leaves_no_run(tiny, phantoms, tmp_path: Path) -> None:
+    """A limit, which nothing ends from beside, must not wait for steps that are slow on a busy machine."""
+    measured: list[int] = []
+
+    def measuring(event: Event) -> bool:
+        found = isinstance(event, Progress) and event.what == "measuring a training step"
+        measured.extend([1] if found else [])
+        return found
+
+    with pytest.raises(Stopped):
+        stopped(
+            tiny(acceleration__amp="auto", acceleration__channels_last="auto"), phantoms, tmp_path / "run", measuring
+        )
+    assert len(measured) == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_workers_and_caches_change_nothing(tiny, phantoms: Path, whole_run: RunResult, tmp_path: Path) -> None:
     result = train(tiny(data__workers=2, data__cache__kind="none"), data=phantoms, run=tmp_path / "run", device="cpu")
     assert losses(result.run) == losses(whole_run.run)
@@ -217,6 +234,29 @@ def test_a_moved_run_and_moved_data_go_on(tiny, phantoms: Path, whole_run: RunRe
 def test_a_folder_that_holds_a_run_is_refused_before_anything_slow(tiny, whole_run: RunResult) -> None:
     with pytest.raises(RecipeError, match="already holds a run"):
         train(tiny(), data="/nowhere", run=whole_run.run)
+
+
+def test_two_runs_that_nobody_named_begin_in_one_second(tiny, phantoms: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    taken = Path("runs/demo-1")
+    # Free when this run looks; the other one makes it while this one checks its cases
+    monkeypatch.setattr("fasttrain.engine.run.new_run_path", lambda name: taken)
+    stop = StopRequest()
+
+    class OtherBegins:
+        def on_event(self, event: Event) -> None:
+            taken.mkdir(parents=True, exist_ok=True)
+            (taken / "recipe.yaml").write_text("of another run")
+            if isinstance(event, StepLogged):
+                stop.ask("a test", 143)
+
+        def close(self) -> None: ...
+
+    result = train(tiny(), data=phantoms, device="cpu", observers=[OtherBegins()], stop=stop)
+    assert result.run != taken
+    assert result.run.parent == Path("runs")
+    assert result.summary["steps"] >= 1
+    assert [path.name for path in taken.iterdir()] == ["recipe.yaml"]
 
 
 def test_faulty_data_begin_no_run(tiny, tmp_path: Path, phantoms: Path) -> None:

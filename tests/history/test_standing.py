@@ -269,3 +269,21 @@ def test_read_in_pieces_it_is_what_it_is_at_once(
     assert slowly.attempts == at_once.attempts == read_attempts(whole)
     assert slowly.step is not None
     assert slowly.step["step"] == 11
+
+
+def test_hours_before_events_that_are_lost_are_counted(tmp_path: Path) -> None:
+    """Each start tells of all that was before it, as the run itself reckons it."""
+    events = tmp_path / "events.jsonl"
+    first = line(1000, "RunStarted", began=1000.0, price_per_hour=2.0) + line(8200, "StepLogged", step=5)
+    more = {"began": 9000.0, "price_per_hour": 2.0, "earlier_seconds": 7200.0, "earlier_cost": 4.0}
+    second = line(9010, "RunStarted", **more) + line(9100, "StepLogged", step=9)
+    for lines in (second, first + second):
+        events.write_text(lines)
+        so_far = EventsSoFar(events)
+        assert so_far.update()
+        assert so_far.attempts == read_attempts(events)
+        assert sum(attempt.seconds for attempt in so_far.attempts) == pytest.approx(7300)
+    events.write_text(line(9010, "RunStarted", began=9000.0) + line(9100, "StepLogged", step=9))
+    alone = EventsSoFar(events)
+    assert alone.update()
+    assert [attempt.seconds for attempt in alone.attempts] == [pytest.approx(100)]

@@ -1,5 +1,6 @@
 """A pod that stops itself: by the new and the old form of runpodctl, and what is said where it cannot."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ def test_what_it_cannot_stop_it_tries_again_and_then_says_why(place: Place, kind
     assert said is not None
     assert reason in said
     assert len(place.calls("runpodctl")) == 4
+
+
+def test_one_that_hangs_is_given_up_with_all_that_it_began(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fasttrain.machine.runpod._SECONDS_A_TRY", 0.3)
+    begun: list[subprocess.Popen] = []
+    environ = place.on_a_pod().environ
+    # What holds its output open is a child of it
+    place.add("runpodctl", "#!/usr/bin/env bash\nsleep 300 &\nwait\n")
+    said = stop_pod("abc", environ, tries=1, begun=begun.append)
+    assert said == "runpodctl gave no answer in 0.3 s"
+    assert len(begun) == 2
+    for process in begun:
+        left = subprocess.run(["pgrep", "-r", "R,S,D", "-g", str(process.pid)], capture_output=True)
+        assert left.stdout == b""
 
 
 def test_a_runpodctl_that_has_gone_is_no_traceback(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,3 +164,10 @@ def test_their_order_is_a_change_too() -> None:
     apart = {"low": [1, 2], "high": [3, 4]}
     then, now = (as_values(changed(regions)) for regions in (apart, dict(reversed(apart.items()))))
     assert [change.key for change in changes_between(then, now)] == ["data.regions"]
+
+
+def test_regions_that_overlap_otherwise_know_each_class_by_its_regions() -> None:
+    crossing = changed({"a": [1, 2], "b": [2, 3], "c": [4]}).regions
+    assert (crossing.written, crossing.exact) == ((1, 2, 4), ((0b10, 3),))
+    assert changed(BRATS).regions.exact == ()
+    assert changed({"all": [1, 2, 3, 4], "low": [1, 2], "high": [3, 4]}).regions.exact == ()

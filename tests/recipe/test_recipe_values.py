@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ValidationError
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -242,7 +243,11 @@ def test_what_only_the_smart_cache_looks_at_is_refused_for_others(setting: str, 
 
 def test_a_patch_of_two_values_is_named_where_the_spacing_has_three() -> None:
     (fault,) = faults("patch.size=[32, 32]")
-    assert "data.spacing: has 3 values, but patch.size has 2, [32, 32]; give both as many" in fault
+    assert fault.startswith(
+        "--set patch.size: has 2 values, but data.spacing has 3, as for volumes; give 3, or cut the volumes"
+    )
+    (fault,) = faults("data.spacing=[1, 1]")
+    assert "data.spacing: has 2 values, but patch.size has 3, [48, 48, 48]; give both as many" in fault
 
 
 def test_a_patch_that_is_too_small_is_answered_with_one_that_will_do() -> None:
@@ -250,3 +255,23 @@ def test_a_patch_that_is_too_small_is_answered_with_one_that_will_do() -> None:
     match = re.search(r"use a larger patch, such as (\[.*\])", fault)
     assert match is not None
     resolve("demo", ["network.kind=swinunetr", f"patch.size={match[1]}"])
+
+
+def test_no_choice_that_has_numbers_takes_a_switch() -> None:
+    """Python holds `True` for 1; so does a Literal of pydantic's."""
+    seen: set[type[BaseModel]] = set()
+    waiting: list[type[BaseModel]] = [Recipe]
+    found = []
+    while waiting:
+        model = waiting.pop()
+        if model in seen:
+            continue
+        seen.add(model)
+        for name, field in model.model_fields.items():
+            waiting += models_in(field.annotation)
+            if any(type(value) is int for value in get_args(field.annotation)):
+                found.append(name)
+                for switch in (True, False):
+                    with pytest.raises(ValidationError, match=f"{name}\n"):
+                        model(**{name: switch})
+    assert found == ["axis"]

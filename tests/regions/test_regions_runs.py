@@ -1,21 +1,30 @@
 """Runs on regions that overlap: trained, resumed, scored by hand from the files, predicted as labels, drawn."""
 
 import csv
+import functools
 import json
 import shutil
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fasttrain.checkpoints import read_checkpoint
 from fasttrain.data.restore import class_map_in_source_grid, drawn_regions
 from fasttrain.delivery import evaluate, open_run, predict
+from fasttrain.delivery.export.bundle_configs import _postprocessing
 from fasttrain.engine.run import RunResult, resume, train
 from fasttrain.engine.stop import StopRequest
+from fasttrain.errors import RecipeError
+from fasttrain.recipe import resolve
 from fasttrain.samples import Grid
+from fasttrain.scoring import score_case
 from fasttrain.telemetry.events import EpochEnded, Event
 from fasttrain.telemetry.metrics_csv import read_metrics
 
@@ -106,6 +115,52 @@ def test_later_regions_are_drawn_over_earlier_ones() -> None:
     decide = drawn_regions((1, 2, 3))
     assert decide(scores).tolist() == [1, 2, 3, 3, 0]
     assert decide(scores.flip(0)).tolist() == [3, 3, 3, 1, 0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.frozensets(st.integers(1, 6), min_size=1), min_size=1, max_size=6, unique=True), st.randoms())
+def test_a_perfect_network_scores_1_however_regions_overlap(sets: list[frozenset[int]], random: Random) -> None:
+    used = sorted(set().union(*sets))
+    regions = {f"r{number}": random.sample(sorted(one), len(one)) for number, one in enumerate(sets)}
+    try:
+        recipe = resolve(
+            "brain-tumor", {"data.classes": {value: f"c{value}" for value in used}, "data.regions": regions}
+        ).recipe
+    except RecipeError as error:
+        # A region before one that holds it is refused
+        if "lies wholly inside" not in str(error):
+            raise
+        return
+    found = recipe.regions
+    label = torch.arange(len(used) + 1, dtype=torch.uint8).repeat(3).view(-1, 1, 1)
+    perfect = torch.stack([torch.isin(label, torch.tensor(members)).float() for members in found.members])
+    written = drawn_regions(found.written, found.exact)(perfect)
+    score = score_case("a", written, label, len(used) + 1, (1.0, 1.0, 1.0), False, regions=found.members)
+    assert [one.dice for one in score.classes] == [1.0] * len(sets)
+    # And a class that no other has the regions of is written as itself
+    signs = [tuple(index in members for members in found.members) for index in range(len(used) + 1)]
+    alone = [index for index, own in enumerate(signs) if signs.count(own) == 1]
+    assert all(int(written[index, 0, 0]) == index for index in alone)
+
+
+@pytest.mark.parametrize("regions", [{"a": [1, 2], "b": [2, 3]}, {"a": [1, 2, 3], "b": [2, 3], "c": [3]}])
+def test_an_exported_bundle_writes_the_classes_that_predict_writes(regions: dict[str, list[int]]) -> None:
+    recipe = resolve("brain-tumor", {"data.classes": {1: "x", 2: "y", 3: "z"}, "data.regions": regions}).recipe
+    steps = _postprocessing(SimpleNamespace(recipe=recipe, answer="regions"))
+    text = next(one["func"] for one in steps if one["_target_"] == "Lambdad")
+    scores = torch.rand((len(regions), 6, 6, 6), generator=torch.Generator().manual_seed(0))
+    found = eval(text.removeprefix("$"), {"functools": functools, "torch": torch})(scores)
+    assert torch.equal(found[0].to(torch.uint8), drawn_regions(recipe.regions.written, recipe.regions.exact)(scores))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_nested_regions_are_drawn_bit_for_bit_as_before(seed: int) -> None:
+    values = {1: "necrosis", 2: "oedema", 4: "enhancing"}
+    brats = {"whole": [1, 2, 4], "core": [1, 4], "enhancing": [4]}
+    found = resolve("brain-tumor", {"data.classes": values, "data.regions": brats}).recipe.regions
+    scores = torch.rand((3, 5, 6, 7), generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(drawn_regions(found.written, found.exact)(scores), drawn_regions(found.written)(scores))
 
 
 def test_probabilities_are_interpolated_before_they_are_drawn() -> None:

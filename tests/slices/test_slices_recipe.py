@@ -125,3 +125,29 @@ def test_volumes_are_checked_with_slices_and_planes_without(tmp_path: Path, caps
         "if it is a volume give patch.size three values or cut it with data.slices"
         in capsys.readouterr().out.replace("\n", " ")
     )
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_switch_is_no_axis(value: str) -> None:
+    with pytest.raises(
+        RecipeError, match=f"data.slices.axis: found '{value}', expected one of axial, coronal, sagittal, 0, 1, 2"
+    ):
+        resolve("brain-tumor-2d", [f"data.slices.axis={value}"])
+    assert resolve("brain-tumor-2d", ["data.slices.axis=1"]).recipe.data.slices.axis == 1
+
+
+@pytest.mark.parametrize("name", ["spleen", "hippocampus", "brain-tumor", "heart", "demo"])
+def test_a_plane_of_a_patch_for_volumes_is_blamed_first(name: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve(name, ["patch.size=[32, 32]"])
+    assert caught.value.faults[0].startswith("--set patch.size: has 2 values, but ")
+
+
+def test_a_recipe_for_planes_is_blamed_for_nothing() -> None:
+    values = [
+        "patch.size=[32, 32]",
+        "data.spacing=null",
+        "augment.flip={probability: 0.5, axes: [0, 1]}",
+        "validation.mirror=[0]",
+    ]
+    assert resolve("hippocampus", values).recipe.dimensions == 2

@@ -7,11 +7,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fasttrain.data.file_names import as_text, is_left_behind
-from fasttrain.data.openkbp import COMPACT, CT, DOSE, MASK, SPACING, STRUCTURES, csv_case
+from fasttrain.data.openkbp import (
+    COMPACT,
+    CT,
+    DOSE,
+    MASK,
+    SPACING,
+    STRUCTURES,
+    csv_case,
+    is_compact,
+    is_named,
+    unknown_files,
+)
 from fasttrain.data.sources.found import FoundCases, describe_files, listed
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec
+from fasttrain.recipe.names import did_you_mean
 from fasttrain.samples import Case
+from fasttrain.wording import counted
 
 NEEDED = (DOSE, CT, MASK, SPACING)
 _ANY = {*NEEDED, *(f"{name}.csv" for name in STRUCTURES)}
@@ -32,7 +45,21 @@ def find_openkbp(spec: DataSpec, root: Path) -> FoundCases:
     whole = tuple(case for case in cases if case.name not in faults)
     if not whole:
         raise DataError(fault for name in faults for fault in faults[name])
-    return FoundCases(whole, (), incomplete, faults)
+    return FoundCases(whole, _warnings(cases), incomplete, faults)
+
+
+def _warnings(cases: Sequence[Case]) -> tuple[str, ...]:
+    """A sentence for each name of a file that is none of a patient's: a structure misspelt would be taken for absent."""
+    found: dict[str, list[Path]] = {}
+    for case in cases:
+        folder = case.images[0].parent
+        for name in [] if is_compact(case) else unknown_files(folder):
+            found.setdefault(name, []).append(folder)
+    return tuple(
+        f"{folders[0] / name} is no file of an OpenKBP patient{did_you_mean(name, sorted(_ANY))}; it is not read"
+        + (f" (nor in {counted(len(folders) - 1, 'more patient')})" if len(folders) > 1 else "")
+        for name, folders in sorted(found.items())
+    )
 
 
 def every_patient(root: Path) -> tuple[Case, ...]:
@@ -55,7 +82,7 @@ def every_patient(root: Path) -> tuple[Case, ...]:
 def patient_at(path: Path) -> Case | None:
     """The patient that a folder or file is; None where it is none."""
     if path.is_dir():
-        return csv_case(path) if any((path / name).exists() for name in _ANY) else None
+        return csv_case(path) if any(is_named(path / name) for name in _ANY) else None
     if path.suffix == COMPACT and path.is_file():
         return Case(as_text(path.stem), (path,), path)
     return None
@@ -87,7 +114,7 @@ def missing_files(case: Case, needed: Sequence[str] = NEEDED[1:]) -> str | None:
     if case.images[0].suffix == COMPACT:
         return None
     folder = case.images[0].parent
-    lacking = [name for name in needed if not (folder / name).exists()]
+    lacking = [name for name in needed if not is_named(folder / name)]
     return (
         f"{folder}: patient {case.name} lacks {listed(lacking)}; get the patient anew or remove the folder"
         if lacking

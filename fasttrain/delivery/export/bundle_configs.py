@@ -259,6 +259,13 @@ def _postprocessing(model: PlainModel) -> list[dict[str, Any]]:
             f"$lambda pred: functools.reduce(lambda classes, one: torch.where(pred[one[0]][None] > 0.5, one[1], classes), "
             f"{list(enumerate(written))!r}, torch.zeros_like(pred[:1]))"
         )
+        if recipe.regions is not None and recipe.regions.exact:
+            weights = [1 << number for number in range(len(written))]
+            bits = f"sum((pred[n] > 0.5).int() * w for n, w in enumerate({weights!r}))[None]"
+            drawn = (
+                f"$lambda pred: functools.reduce(lambda classes, one: torch.where({bits} == one[0], one[1], classes), "
+                f"{list(recipe.regions.exact)!r}, ({drawn.removeprefix('$')})(pred))"
+            )
         steps.append({"_target_": "Lambdad", "keys": "pred", "func": drawn, "track_meta": False})
     values = list(recipe.data.class_values)
     if values != list(range(len(values))):

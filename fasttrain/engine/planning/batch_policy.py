@@ -1,4 +1,4 @@
-"""Owns what another batch size changes besides, by `training.batch_policy`: the learning rate, the passes a step, nothing."""
+"""Owns what another batch size or number of ranks changes besides, by `training.batch_policy`: the learning rate, the passes a step, nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.errors import RecipeError
+from fasttrain.wording import counted
 
 if TYPE_CHECKING:
     from fasttrain.recipe import Recipe, ResolvedRecipe
@@ -45,6 +46,52 @@ def with_batch(resolved: ResolvedRecipe, batch_size: int, origin: str = TUNED) -
     elif training.batch_policy == "scale_sqrt":
         values["optimizer", "learning_rate"] = _rounded(rate * math.sqrt(growth))
     return resolved.with_values(values, origin)
+
+
+def with_ranks(resolved: ResolvedRecipe, ranks: int, before: int = 1) -> ResolvedRecipe:
+    """The recipe for so many ranks where it was for `before`: what `training.batch_policy` makes of the larger step, and
+    `iterations_per_epoch` so that an epoch sees as many samples as it did.
+
+    Raises RecipeError where `keep_effective` leaves a rank no whole number of patches.
+    """
+    training, rate = resolved.recipe.training, resolved.recipe.optimizer.learning_rate
+    if ranks == before:
+        return resolved
+    values: dict[tuple[str | int, ...], Any] = {}
+    growth = ranks / before
+    if training.batch_policy == "keep_effective":
+        effective = training.batch_size * training.accumulate * before
+        if effective % ranks:
+            raise RecipeError(
+                f"training.batch_policy: keep_effective keeps {counted(effective, 'patch', 'patches')} a step, which {ranks} ranks "
+                "cannot share evenly; take another number of ranks, or keep_lr, scale_linear or scale_sqrt"
+            )
+        of_one = effective // ranks
+        batch = max(size for size in range(1, min(training.batch_size, of_one) + 1) if of_one % size == 0)
+        values["training", "batch_size"], values["training", "accumulate"] = batch, of_one // batch
+    else:
+        if training.iterations_per_epoch is not None:
+            values["training", "iterations_per_epoch"] = math.ceil(training.iterations_per_epoch / growth)
+        if training.batch_policy == "scale_linear":
+            values["optimizer", "learning_rate"] = _rounded(rate * growth)
+        elif training.batch_policy == "scale_sqrt":
+            values["optimizer", "learning_rate"] = _rounded(rate * math.sqrt(growth))
+    return resolved.with_values(values, f"{counted(ranks, 'rank')}, by training.batch_policy: {training.batch_policy}")
+
+
+def told_of_ranks(before: ResolvedRecipe, after: ResolvedRecipe, ranks: int) -> str:
+    """What more ranks change, in words."""
+    then, now = before.recipe.training, after.recipe.training
+    passes = f" × {now.accumulate} passes" if now.accumulate > 1 else ""
+    rates = [one.recipe.optimizer.learning_rate for one in (before, after)]
+    rate = f"stays at {rates[0]:g}" if rates[0] == rates[1] else f"{rates[0]:g} → {rates[1]:g}"
+    told = (
+        f"{ranks} ranks × {counted(now.batch_size, 'patch', 'patches')}{passes} = {ranks * now.batch_size * now.accumulate} a step; "
+        f"the learning rate {rate} (training.batch_policy: {then.batch_policy})"
+    )
+    if then.iterations_per_epoch != now.iterations_per_epoch:
+        told += f"; {then.iterations_per_epoch} → {now.iterations_per_epoch} steps an epoch, for as many samples"
+    return told
 
 
 def stepped_down(resolved: ResolvedRecipe) -> ResolvedRecipe | None:

@@ -11,7 +11,8 @@ from fasttrain.recipe import Recipe
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a run will do, in numbers. `batch_size` is patches per forward pass, `effective_batch` per optimiser step.
+    """What a run will do, in numbers. `batch_size` is patches per forward pass and rank, `effective_batch` per optimiser step
+    of all `ranks` together.
 
     `cache_bytes` are those of all preprocessed cases, `training_bytes` of those that train, `largest_case_bytes` of the
     largest that is validated, `build_bytes` what making the largest takes at its worst; 0: not known.
@@ -31,6 +32,7 @@ class Sizes:
     largest_case_bytes: int = 0
     build_bytes: int = 0
     training_bytes: int = 0
+    ranks: int = 1
 
 
 def sizes_of(
@@ -40,6 +42,7 @@ def sizes_of(
     largest_case_bytes: int = 0,
     build_bytes: int = 0,
     training_bytes: int | None = None,
+    ranks: int = 1,
 ) -> Sizes:
     """`cases`: training, validation and test cases; without `training_bytes` all that is kept may be for training.
 
@@ -47,7 +50,7 @@ def sizes_of(
     `training.iterations_per_epoch` steps; under `smart` a pass over the cases that it holds.
     """
     training, cache = recipe.training, recipe.data.cache
-    effective = training.batch_size * training.accumulate
+    effective = training.batch_size * training.accumulate * ranks
     in_a_pass = Window(cache, cases[0]).held if cache.kind == "smart" else cases[0]
     pass_length = in_a_pass * recipe.data.samples_per_case
     steps = training.iterations_per_epoch or math.ceil(pass_length / effective)
@@ -66,4 +69,5 @@ def sizes_of(
         largest_case_bytes=largest_case_bytes,
         build_bytes=build_bytes,
         training_bytes=cache_bytes if training_bytes is None else training_bytes,
+        ranks=ranks,
     )

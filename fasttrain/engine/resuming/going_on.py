@@ -12,6 +12,7 @@ from fasttrain.checkpoints import ReadCheckpoint, furthest_good
 from fasttrain.data.location import data_root, usual_folder
 from fasttrain.engine.build import Assembly
 from fasttrain.engine.outline import layers_of
+from fasttrain.engine.planning.batch_policy import with_ranks
 from fasttrain.engine.preparing import Prepared, read_start, recipe_changed, record_start
 from fasttrain.engine.resuming import told
 from fasttrain.engine.resuming.best_kept import settle_best
@@ -174,7 +175,9 @@ class GoingOn:
             with write_whole(self.folder.recipe) as stream:
                 stream.write(text.encode())
         arguments = {**self.start["arguments"], "data": str(prepared.root.absolute())}
-        if self.changes or self.edited or self.device_then != prepared.hardware.device_name:
+        ranks = (self.plan.get("sizes") or {}).get("ranks", 1)
+        other = ranks != prepared.plan.sizes.ranks
+        if self.changes or self.edited or other or self.device_then != prepared.hardware.device_name:
             contents = {**prepared.contents, **self.plan.get("case_contents", {})}
             record_start(self.folder, replace(prepared, contents=contents), arguments["device"], text, self.asked)
             return
@@ -185,15 +188,16 @@ class GoingOn:
             write_json(self.folder.plan, {**self.plan, "asked": self.asked})
 
 
-def look_at(folder: RunFolder, assignments: Assignments = (), asked: Recipe | None = None) -> GoingOn:
-    """What there is to go on with. asked: the recipe that a command gives anew (`train --resume auto`).
+def look_at(folder: RunFolder, assignments: Assignments = (), asked: Recipe | None = None, ranks: int = 1) -> GoingOn:
+    """What there is to go on with, on so many `ranks`. asked: the recipe that a command gives anew (`train --resume auto`).
 
     Raises RecipeError with everything in the recipe that may not change, layer by layer where the network is another, and where
     nothing would be left to train; StorageError where checkpoints were written and none is sound.
     """
     start, plan = read_start(folder)
     there = resolve(str(folder.recipe)).recipe
-    resolved = changed_recipe(str(folder.recipe), assignments)
+    before = (plan.get("sizes") or {}).get("ranks", 1)
+    resolved = with_ranks(changed_recipe(str(folder.recipe), assignments), ranks, before)
     then, edited = plan.get("recipe") or as_values(there), recipe_changed(folder, plan)
     changes = changes_between(then, as_values(resolved.recipe))
     saved = newest_checkpoint(folder)
@@ -207,7 +211,8 @@ def look_at(folder: RunFolder, assignments: Assignments = (), asked: Recipe | No
     _check_recipe(changes, resolved.recipe, saved, when)
     _check_unfinished(folder, resolved.recipe, saved)
     kept = as_values(asked) if asked is not None else plan.get("asked")
-    return GoingOn(folder, resolved, start, plan, saved, changes, edited, bool(assignments), kept, _reached(folder))
+    anew = bool(assignments) or ranks != before
+    return GoingOn(folder, resolved, start, plan, saved, changes, edited, anew, kept, _reached(folder))
 
 
 def newest_checkpoint(folder: RunFolder) -> ReadCheckpoint | None:

@@ -86,7 +86,7 @@ class Inference(ABC):
         # A network by name may ask the host in its forward pass
         self._recorded = setting == "on" or (setting == "auto" and recipe.network.kind != "monai")
         regions = recipe.regions
-        self._decide = likeliest_class if regions is None else drawn_regions(regions.written)
+        self._decide = likeliest_class if regions is None else drawn_regions(regions.written, regions.exact)
 
     @abstractmethod
     def _forwards(self) -> tuple[Forward, ...]:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fasttrain.data.grids import index_map
-from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.engine.validating.inference import Inference, WindowsTold, WithinTold, sent, telling
 from fasttrain.engine.validating.validation_cases import ValidationCase, ValidationCases
+from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.ranges import part
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource, Grid, Sample
@@ -123,7 +124,7 @@ class Validator:
 
     Against the grid of the file the label is the file's own, kept as uint8 where `keep_labels` says that the cases are kept in
     memory anyway. `keep_predictions`: cases are asked for by `judge` after they were scored. `looked_at` is given each case
-    after it was scored.
+    after it was scored. Of several `ranks` each scores the cases that are dealt to it, and all know all scores.
     """
 
     def __init__(
@@ -135,7 +136,9 @@ class Validator:
         keep_labels: bool,
         keep_predictions: bool = False,
         looked_at: LookedAt | None = None,
+        ranks: Ranks = ONLY_ONE,
     ) -> None:
+        self.ranks = ranks
         self.predictor = predictor
         self.source = source
         self.cases = cases
@@ -146,24 +149,46 @@ class Validator:
         self._predictions: dict[int, Tensor] = {}
 
     def run(self, stop: StopRequest, progress: Callable[[int, int], None], within: WithinTold | None = None) -> Scores:
-        """Scores all cases; raises Stopped between two batches of windows where a stop was asked for. `within` hears of large
-        cases.
+        """Scores all cases; raises Stopped between two batches of windows where a stop was asked for, of any rank. `within` hears
+        of large cases.
 
         On a GPU cases are told when they were handed over: but for HD95 nothing is read back before the last one.
         """
-        with part("validation"):
-            return self._run(stop, progress, within)
-
-    def _run(self, stop: StopRequest, progress: Callable[[int, int], None], within: WithinTold | None) -> Scores:
         began = time.perf_counter()
+        own: dict[int, Any] | None = None
+        with part("validation"):
+            try:
+                own = self._run(stop, progress, within)
+            except Stopped:
+                if self.ranks.place.alone:
+                    raise
+        found = self.ranks.gather(own)
+        if any(one is None for one in found):
+            raise Stopped
+        by_index = {index: score for one in found for index, score in one.items()}
+        scores = tuple(by_index[index] for index in range(len(self.cases)))
+        return Scores(self._summary(scores), scores, time.perf_counter() - began)
+
+    def _summary(self, scores: Sequence[Any]) -> ScoreSummary | DoseSummary:
+        data = self.recipe.data
+        if self.recipe.task == "dose":
+            return summarise_doses(scores, data.class_names)
+        return summarise(scores, data.scored_names)
+
+    def _run(
+        self, stop: StopRequest, progress: Callable[[int, int], None], within: WithinTold | None
+    ) -> dict[int, Any]:
+        """The scores of this rank's cases."""
         self._predictions.clear()
         dose = self.recipe.task == "dose"
         sheet: Any = _DoseSheet(self.recipe) if dose else _ScoreSheet(self.recipe)
-        told = self._telling(stop, within)
+        own = self.ranks.place.share_of(range(len(self.cases)))
+        told = self._telling(stop, within, own)
         predicted = self.predictor.dose_maps if dose else self.predictor.class_maps
-        maps = predicted(self.kept, self._original, told, self.kept.let_go)
-        for index, prediction in maps:
+        maps = predicted(_Dealt(self.kept, own), self._original, told, self.kept.let_go)
+        for number, prediction in maps:
             stop.check()
+            index = own[number]
             case = self.kept.finished(index)
             if self.keep_predictions:
                 self._predictions[index] = prediction.cpu()
@@ -171,9 +196,8 @@ class Validator:
             sheet.add(case, prediction, reference, self.kept.scored_grid(case))
             if self._looked_at is not None:
                 self._looked_at(case.name, prediction, reference, self.kept.scored_grid(case))
-            progress(index + 1, len(self.cases))
-        scores = sheet.scores()
-        return Scores(sheet.summary(scores), scores, time.perf_counter() - began)
+            progress(number + 1, len(own))
+        return dict(zip(own, sheet.scores(), strict=True))
 
     def judge(self, index: int, told: WindowsTold | None = None) -> Judged:
         """One case with its prediction: what the last `run` kept of it, else predicted by the network as it is."""
@@ -204,18 +228,32 @@ class Validator:
     def _original(self) -> bool:
         return self.recipe.validation.grid == "original"
 
-    def _telling(self, stop: StopRequest, within: WithinTold | None) -> Callable[[Told], None]:
+    def _telling(self, stop: StopRequest, within: WithinTold | None, own: Sequence[int]) -> Callable[[Told], None]:
         tellers: dict[int, WindowsTold | None] = {}
 
         def told(batch: Told) -> None:
             stop.check()
             if batch.index not in tellers:
-                tellers[batch.index] = telling(within, batch.index, len(self.cases), self.cases[batch.index].name)
+                tellers[batch.index] = telling(within, batch.index, len(own), self.cases[own[batch.index]].name)
             teller = tellers[batch.index]
             if teller is not None:
                 teller(batch.windows, batch.total)
 
         return told
+
+
+class _Dealt:
+    """Those of the cases that a rank predicts, by their number among these."""
+
+    def __init__(self, cases: ValidationCases, own: Sequence[int]) -> None:
+        self._cases = cases
+        self._own = own
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def __getitem__(self, number: int) -> ValidationCase:
+        return self._cases[self._own[number]]
 
 
 class _ScoreSheet:
@@ -243,9 +281,6 @@ class _ScoreSheet:
             return
         self._names.append(name)
         self._counts.append(count_case(prediction, reference, data.class_count, ignores, self._regions))
-
-    def summary(self, scores: Sequence[CaseScore]) -> ScoreSummary:
-        return summarise(scores, self.recipe.data.scored_names)
 
     def scores(self) -> tuple[CaseScore, ...]:
         """Waits for the device."""
@@ -289,9 +324,6 @@ class _DoseSheet:
 
     def scores(self) -> tuple[DoseScore, ...]:
         return tuple(self._scores)
-
-    def summary(self, scores: Sequence[DoseScore]) -> DoseSummary:
-        return summarise_doses(scores, self._names)
 
 
 def axis_across(sliced: Grid, scored: Grid) -> int:

@@ -70,7 +70,7 @@ class OneStream:
         """As the source has it."""
         return self.source.waited_for
 
-    def batches(self, first_position: int) -> Iterator[Batch]:
+    def batches(self, first_position: int, alike: bool = False) -> Iterator[Batch]:
         """The stream where it is."""
         return self.stream
 

@@ -1,0 +1,110 @@
+"""Owns the form in which a process hands a record over to another of the same machine: memory without a name, which both map."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+_ALIGNED = 64
+_TENSOR = "tensor"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Where another process finds the memory of a record, and by which inode and size it knows that it is that memory."""
+
+    pid: int
+    descriptor: int
+    inode: int
+    size: int
+
+    @classmethod
+    def of(cls, memory: int) -> Offer:
+        """Of this process's descriptor, which is to stay open until it was taken."""
+        seen = os.fstat(memory)
+        return cls(os.getpid(), memory, seen.st_ino, seen.st_size)
+
+    def taken(self) -> dict[str, Any]:
+        """The record, its tensors in that very memory; raises OSError where the process cannot be reached."""
+        memory = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        seen = os.fstat(memory)
+        if (seen.st_ino, seen.st_size) != (self.inode, self.size):
+            os.close(memory)
+            # Processes in other containers have other numbers
+            raise ProcessLookupError(f"process {self.pid} is another one here")
+        return mapped(memory)
+
+
+def written(record: dict[str, Any]) -> int:
+    """The descriptor of memory that holds the record: its length and its text in JSON, then its tensors, each where that says."""
+    tensors: list[np.ndarray] = []
+    end = 0
+
+    def plain(value: Any) -> Any:
+        nonlocal end
+        if isinstance(value, torch.Tensor):
+            tensors.append(value.contiguous().numpy())
+            first, end = end, -(-(end + value.nbytes) // _ALIGNED) * _ALIGNED
+            return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), first]}
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        return value
+
+    text = json.dumps({key: plain(value) for key, value in record.items()}).encode()
+    begin = _after(text)
+    memory = os.memfd_create("fasttrain")
+    try:
+        os.ftruncate(memory, begin + end)
+        _write(memory, 0, len(text).to_bytes(8, "little") + text)
+        place = begin
+        for values in tensors:
+            _write(memory, place, values.reshape(-1).view(np.uint8).data)
+            place += -(-values.nbytes // _ALIGNED) * _ALIGNED
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def mapped(memory: int) -> dict[str, Any]:
+    """The record that lies there, its tensors in that very memory, which is given back with the last of them; the descriptor is
+    closed.
+    """
+    try:
+        # Python's mmap would keep a descriptor for each
+        size = os.fstat(memory).st_size
+        whole = torch.from_file(f"/proc/self/fd/{memory}", shared=True, size=size, dtype=torch.uint8)
+    finally:
+        os.close(memory)
+    length = int.from_bytes(whole[:8].numpy().tobytes(), "little")
+    text = whole[8 : 8 + length].numpy().tobytes()
+    begin = _after(text)
+
+    def real(value: Any) -> Any:
+        if isinstance(value, dict):
+            name, shape, first = value[_TENSOR]
+            dtype: torch.dtype = getattr(torch, name)
+            count = math.prod(shape) * dtype.itemsize
+            return whole[begin + first : begin + first + count].view(dtype).reshape(shape)
+        if isinstance(value, list):
+            return [real(one) for one in value]
+        return value
+
+    return {key: real(value) for key, value in json.loads(text).items()}
+
+
+def _after(text: bytes) -> int:
+    return -(-(8 + len(text)) // _ALIGNED) * _ALIGNED
+
+
+def _write(memory: int, place: int, values: Any) -> None:
+    left = memoryview(values)
+    while left:
+        count = os.pwrite(memory, left, place)
+        place, left = place + count, left[count:]

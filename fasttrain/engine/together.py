@@ -1,0 +1,101 @@
+"""Owns what several ranks do to one optimiser step: gradients and losses become means over all of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+STEPS_BEFORE_A_GRAPH = 11
+"""torch's own number of warm-up iterations where DistributedDataParallel is recorded: it lays its buckets out anew in the first."""
+_BUCKET_MIB = 25
+
+
+class Together(Protocol):
+    """How a step is taken with others."""
+
+    ranks: int
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """The network whose backward pass leaves the mean gradients of all ranks."""
+        ...
+
+    def inner_pass(self, wrapped: object) -> AbstractContextManager[None]:
+        """The scope of a forward and backward pass after which more of the same step follow: nothing is sent."""
+        ...
+
+    def mean_(self, value: Tensor) -> Tensor:
+        """The mean over all ranks, in place."""
+        ...
+
+    def mean_of_all(self, values: Sequence[Tensor]) -> None:
+        """The mean over all ranks of each, in place."""
+        ...
+
+
+class Alone:
+    """One rank: nothing is sent."""
+
+    ranks = 1
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """The network as it is."""
+        return network
+
+    def inner_pass(self, wrapped: object) -> AbstractContextManager[None]:
+        """A scope of no meaning."""
+        return contextlib.nullcontext()
+
+    def mean_(self, value: Tensor) -> Tensor:
+        """The value."""
+        return value
+
+    def mean_of_all(self, values: Sequence[Tensor]) -> None:
+        """They stay as they are."""
+
+
+class DataParallel:
+    """torch's DistributedDataParallel over the default process group: gradients travel in buckets while the backward pass goes on."""
+
+    def __init__(self, ranks: int, static_graph: bool = True) -> None:
+        self.ranks = ranks
+        self.static_graph = static_graph
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Raises RuntimeError where the ranks' networks differ in their weights' shapes."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        device = next(network.parameters()).device
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # On a stream of its own, as torch asks for where steps are recorded
+        with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+            wrapped = DistributedDataParallel(
+                network,
+                device_ids=[device] if device.type == "cuda" else None,
+                bucket_cap_mb=_BUCKET_MIB,
+                gradient_as_bucket_view=True,
+                static_graph=self.static_graph,
+            )
+        if stream is not None:
+            torch.cuda.current_stream(device).wait_stream(stream)
+        return wrapped
+
+    def inner_pass(self, wrapped: object) -> AbstractContextManager[None]:
+        """DistributedDataParallel's own `no_sync`."""
+        return wrapped.no_sync()  # type: ignore[attr-defined]
+
+    def mean_(self, value: Tensor) -> Tensor:
+        """By one sum over all ranks, on the device."""
+        import torch.distributed as dist
+
+        dist.all_reduce(value)
+        return value.div_(self.ranks)
+
+    def mean_of_all(self, values: Sequence[Tensor]) -> None:
+        """One after another."""
+        for value in values:
+            self.mean_(value)
