@@ -15,6 +15,7 @@ EXIT_OUT_OF_MEMORY = 5
 EXIT_STORAGE = 6
 EXIT_DIVERGED = 7
 EXIT_INTERRUPTED = 130
+EXIT_LOST_RANK = 137
 EXIT_TERMINATED = 143
 
 
@@ -72,6 +73,23 @@ class DivergedError(FasttrainError):
     """Training produced non-finite losses for too long."""
 
     exit_code = EXIT_DIVERGED
+
+
+class LostRankError(FasttrainError):
+    """A process that trained together with this one was killed, is frozen, or cannot be reached."""
+
+    exit_code = EXIT_LOST_RANK
+
+
+class OtherRankError(FasttrainError):
+    """What ended another of the processes that train together; the exit code is the one that it ended with."""
+
+    def __init__(self, faults: str | Iterable[str], exit_code: int) -> None:
+        super().__init__(faults)
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...], int]]:  # type: ignore[override]
+        return type(self), (self.faults, self.exit_code)
 
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

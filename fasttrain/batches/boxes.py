@@ -6,7 +6,6 @@ ahead of time, since what is drawn is a function of the position.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

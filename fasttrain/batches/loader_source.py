@@ -79,8 +79,8 @@ class LoaderSource:
         self._loader: ThreadLoader | ProcessLoader | None = None
 
     def batches(self, first_position: int, alike: bool = False) -> Iterator[Batch]:
-        """Batches on the device from a position on, for ever; `alike`: the same ones on every rank. Errors of a worker's are raised
-        here as they were there.
+        """Batches on the device from a position on, for ever; `alike`: the same ones on every rank. Errors of a worker's are
+        raised here as they were there.
         """
         raw = map(self._unpacked, self._messages(first_position, ALONE if alike else self.place))
         if self._on_gpu:

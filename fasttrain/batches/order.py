@@ -49,20 +49,27 @@ class Order:
 class WindowOrder(Order):
     """The stream where each epoch sees some of the cases only: `window` gives their indices for an epoch from 0.
 
-    Within an epoch of `samples_per_epoch` samples the window is passed over as the whole set is elsewhere.
+    Within an epoch of `samples_per_epoch` samples the window is passed over as the whole set is elsewhere. Of several `ranks`, to
+    which the stream is dealt by `batch_size` samples, each passes over a window of its own by the samples that are its own.
     """
 
     def __init__(
-        self, window: Callable[[int], tuple[int, ...]], samples_per_case: int, seed: int, samples_per_epoch: int
+        self,
+        window: Callable[[int], tuple[int, ...]],
+        samples_per_case: int,
+        seed: int,
+        samples_per_epoch: int,
+        ranks: int = 1,
+        batch_size: int = 1,
     ) -> None:
         super().__init__(len(window(0)), samples_per_case, seed)
         self.window = window
         self.samples_per_epoch = samples_per_epoch
+        self._ranks, self._batch_size = ranks, batch_size
 
     def cases_at(self, positions: np.ndarray) -> np.ndarray:
         """The indices [n], among all cases, of those that give the samples at `positions` [n]."""
-        epochs, offsets = np.divmod(positions, self.samples_per_epoch)
-        numbers, places = np.divmod(offsets, self.pass_length)
+        epochs, numbers, places = self._passes(positions)
         cases = np.empty(len(positions), dtype=np.int64)
         for epoch, number in set(zip(epochs.tolist(), numbers.tolist(), strict=True)):
             chosen = (epochs == epoch) & (numbers == number)
@@ -73,11 +80,17 @@ class WindowOrder(Order):
 
     def turns_at(self, positions: np.ndarray) -> np.ndarray:
         """As many as a case would have given that was in every window: rising, though not by one where it was not."""
-        epochs, offsets = np.divmod(positions, self.samples_per_epoch)
-        numbers, places = np.divmod(offsets, self.pass_length)
-        passes = -(-self.samples_per_epoch // self.pass_length)
+        epochs, numbers, places = self._passes(positions)
+        passes = -(-self.samples_per_epoch // (self.pass_length * self._ranks))
         turns: np.ndarray = (epochs * passes + numbers) * self.samples_per_case + places % self.samples_per_case
         return turns
+
+    def _passes(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each position its epoch, the pass of the epoch that its rank is in, and the place in it."""
+        epochs, offsets = np.divmod(positions, self.samples_per_epoch)
+        rounds, offsets = np.divmod(offsets, self._batch_size * self._ranks)
+        numbers, places = np.divmod(rounds * self._batch_size + offsets % self._batch_size, self.pass_length)
+        return epochs, numbers, places
 
 
 def turns(first: int, batch_size: int, place: Place) -> Iterator[int]:

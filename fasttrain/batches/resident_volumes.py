@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fasttrain.batches.crop import CaseCentres, CentreTables
 from fasttrain.batches.patch_maker import LABEL_TYPES
+from fasttrain.data.caches import MadeTogether
 from fasttrain.data.caches.filling import Gathering
 from fasttrain.data.volumes import ITEM_BYTES
 from fasttrain.kernels.patches import Volumes
@@ -77,7 +78,7 @@ def box_bytes(recipe: Recipe) -> int:
 
 
 def fill(
-    source: CaseSource,
+    source: CaseSource | MadeTogether,
     recipe: Recipe,
     device: torch.device,
     room_bytes: int,
@@ -85,7 +86,8 @@ def fill(
     progress: Callable[[int, int], None] | None = None,
     told: Told = lambda text, level: None,
 ) -> Resident:
-    """Takes every case from `source` by `threads` threads and copies it to `device` as it comes; closes `source`.
+    """Takes every case from `source` by `threads` threads and copies it to `device` as it comes; closes `source`. Where all ranks
+    of a machine make them together, each takes all, and those that stay on the host are there once.
 
     Memory for `room_bytes` of volumes is taken at once, or as much as there is; cases that find no room in it stay on the host.
     Only what the recipe asks for travels: images in `data.storage_dtype`, labels in 8 or 16 bits, both by way of pinned memory.
@@ -98,28 +100,39 @@ def fill(
     names = [""] * len(source)
     rest: dict[int, Sample] = {}
 
-    def take(case: _Named) -> None:
-        sample = source[case.number]
+    def take(number: int, sample: Sample) -> None:
         place = room.copied(sample)
-        names[case.number] = sample.name
-        taken[case.number] = CaseCentres.of(sample)
+        names[number] = sample.name
+        taken[number] = CaseCentres.of(sample)
         if place is None:
-            rest[case.number] = sample
+            rest[number] = sample
         else:
-            places[case.number] = place
+            places[number] = place
 
-    gathering = Gathering(take, len(source), progress)
     try:
-        gathering.over([_Named(number) for number in range(len(source))], threads)
+        _take_each(source, take, threads, progress)
     finally:
         room.settle()
-    gathering.raise_faults()
-    source.close()
     centres = [found for found in taken if isinstance(found, CaseCentres)]
     volumes = room.volumes(places, [in_three_axes(found.shape) for found in centres], bool(rest))
     resident = Resident(volumes, CentreTables(centres), tuple(names), rest, room.used * voxel_bytes(recipe))
     told(f"gpu cache: {text_of(resident)}", "info")
     return resident
+
+
+def _take_each(
+    source: CaseSource | MadeTogether,
+    take: Callable[[int, Sample], None],
+    threads: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    if isinstance(source, MadeTogether):
+        source.each(take, threads, progress)
+        return
+    gathering = Gathering(lambda case: take(case.number, source[case.number]), len(source), progress)
+    gathering.over([_Named(number) for number in range(len(source))], threads)
+    gathering.raise_faults()
+    source.close()
 
 
 def text_of(resident: Resident) -> str:

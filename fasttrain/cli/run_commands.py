@@ -258,7 +258,8 @@ def process_start() -> float:
 
 def _limit_threads(recipe: Recipe, device: str) -> None:
     """Before torch is loaded: its pools read their size then."""
-    limit_threads(thread_count(recipe.acceleration.threads, probably_on_gpu(device))[0])
+    sharing = SEVERAL.ranks.place.local_ranks if SEVERAL.met else 1
+    limit_threads(thread_count(recipe.acceleration.threads, probably_on_gpu(device), sharing)[0])
 
 
 def _told(result: RunResult, json: bool) -> int:

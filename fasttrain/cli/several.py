@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.machine.place import place
+from fasttrain.machine.threads import wait_without_spinning
 
 if TYPE_CHECKING:
     from fasttrain.machine.ranks import Ranks
@@ -17,6 +18,11 @@ class Several:
 
     def __init__(self) -> None:
         self._joined: Any = None
+
+    @property
+    def met(self) -> bool:
+        """Whether there are others."""
+        return self._joined is not None
 
     @property
     def ranks(self) -> Ranks:
@@ -30,6 +36,7 @@ class Several:
         seat = place(os.environ)
         if seat.alone:
             return True
+        wait_without_spinning()
         import torch
 
         from fasttrain.machine.hardware import survey

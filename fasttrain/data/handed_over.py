@@ -44,20 +44,8 @@ class Offer:
 def written(record: dict[str, Any]) -> int:
     """The descriptor of memory that holds the record: its length and its text in JSON, then its tensors, each where that says."""
     tensors: list[np.ndarray] = []
-    end = 0
-
-    def plain(value: Any) -> Any:
-        nonlocal end
-        if isinstance(value, torch.Tensor):
-            tensors.append(value.contiguous().numpy())
-            first, end = end, -(-(end + value.nbytes) // _ALIGNED) * _ALIGNED
-            return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), first]}
-        if isinstance(value, list):
-            return [plain(one) for one in value]
-        return value
-
-    text = json.dumps({key: plain(value) for key, value in record.items()}).encode()
-    begin = _after(text)
+    text = json.dumps({key: _plain(value, tensors) for key, value in record.items()}).encode()
+    begin, end = _after(text), _end_of(tensors)
     memory = os.memfd_create("fasttrain")
     try:
         os.ftruncate(memory, begin + end)
@@ -65,7 +53,7 @@ def written(record: dict[str, Any]) -> int:
         place = begin
         for values in tensors:
             _write(memory, place, values.reshape(-1).view(np.uint8).data)
-            place += -(-values.nbytes // _ALIGNED) * _ALIGNED
+            place += _end_of([values])
     except BaseException:
         os.close(memory)
         raise
@@ -84,19 +72,35 @@ def mapped(memory: int) -> dict[str, Any]:
         os.close(memory)
     length = int.from_bytes(whole[:8].numpy().tobytes(), "little")
     text = whole[8 : 8 + length].numpy().tobytes()
-    begin = _after(text)
+    values = whole[_after(text) :]
+    return {key: _real(value, values) for key, value in json.loads(text).items()}
 
-    def real(value: Any) -> Any:
-        if isinstance(value, dict):
-            name, shape, first = value[_TENSOR]
-            dtype: torch.dtype = getattr(torch, name)
-            count = math.prod(shape) * dtype.itemsize
-            return whole[begin + first : begin + first + count].view(dtype).reshape(shape)
-        if isinstance(value, list):
-            return [real(one) for one in value]
-        return value
 
-    return {key: real(value) for key, value in json.loads(text).items()}
+def _plain(value: Any, tensors: list[np.ndarray]) -> Any:
+    """What JSON can say of it; its tensors go behind `tensors`."""
+    if isinstance(value, torch.Tensor):
+        first = _end_of(tensors)
+        tensors.append(value.contiguous().numpy())
+        return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), first]}
+    if isinstance(value, list):
+        return [_plain(one, tensors) for one in value]
+    return value
+
+
+def _end_of(tensors: list[np.ndarray]) -> int:
+    return sum(-(-one.nbytes // _ALIGNED) * _ALIGNED for one in tensors)
+
+
+def _real(value: Any, values: torch.Tensor) -> Any:
+    # No function within `mapped`: one that calls itself is a cycle, which would hold the memory until it is collected
+    if isinstance(value, dict):
+        name, shape, first = value[_TENSOR]
+        dtype: torch.dtype = getattr(torch, name)
+        count = math.prod(shape) * dtype.itemsize
+        return values[first : first + count].view(dtype).reshape(shape)
+    if isinstance(value, list):
+        return [_real(one, values) for one in value]
+    return value
 
 
 def _after(text: bytes) -> int:

@@ -38,12 +38,15 @@ class MadeAhead:
     Threads of this process would take turns with whatever else it does, and with each other for new pages of memory. A case that
     a process could not make, or died of, is left to whoever asks for it, who is then told its fault. Files that this process
     remembers (`SEEN`) are not read again. The processes touch no GPU, and end with this one.
+
+    most_open: descriptors of records that nobody asked for yet, which `memory` hands on as they are.
     """
 
-    def __init__(self, work: Sequence[tuple[Case, Preprocess]], processes: int) -> None:
+    def __init__(self, work: Sequence[tuple[Case, Preprocess]], processes: int, most_open: int = 0) -> None:
         self._work = list(work[:_MOST_CASES])
         self._numbers = {(case, how.training): number for number, (case, how) in enumerate(self._work)}
-        self._made: dict[int, dict[str, Any] | None] = {}
+        self._made: dict[int, dict[str, Any] | int | None] = {}
+        self._most_open = most_open
         self._changed = threading.Condition()
         self._over = False
         todo, numbers = os.pipe()
@@ -65,17 +68,30 @@ class MadeAhead:
 
     def record(self, case: Case, training: bool) -> dict[str, Any] | None:
         """What `Preprocess` gives for the case, once it is there; None where it has to be made by the caller. Given once."""
+        made = self._awaited(case, training)
+        return mapped(made) if isinstance(made, int) else made
+
+    def memory(self, case: Case, training: bool) -> int | None:
+        """The like, as the descriptor of memory that holds the record."""
+        made = self._awaited(case, training)
+        return written(made) if isinstance(made, dict) else made
+
+    def has_begun(self, case: Case, training: bool) -> bool:
+        """Whether the case is among those that are made here."""
+        return (case, training) in self._numbers
+
+    def _awaited(self, case: Case, training: bool) -> dict[str, Any] | int | None:
         number = self._numbers.get((case, training))
         if number is None:
             return None
         with self._changed:
             self._changed.wait_for(lambda: number in self._made or self._over)
-            record = self._made.pop(number, None)
-        if record is not None:
+            made = self._made.pop(number, None)
+        if made is not None:
             for path in (*case.images, case.label):
                 # Made of it already
                 SEEN.take(None if path is None else key_of(path))
-        return record
+        return made
 
     def close(self) -> None:
         """Ends the processes and gives up what nobody asked for."""
@@ -83,6 +99,9 @@ class MadeAhead:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self._taker.join()
+        for made in self._made.values():
+            if isinstance(made, int):
+                os.close(made)
         self._made.clear()
 
     def _take(self) -> None:
@@ -95,12 +114,15 @@ class MadeAhead:
                     break
                 if not word:
                     break
-                record = None
-                # Whoever asks then makes it
-                with contextlib.suppress(Exception):
-                    record = mapped(descriptors[0]) if descriptors else None
+                made: dict[str, Any] | int | None = descriptors[0] if descriptors else None
+                open_now = sum(isinstance(one, int) for one in list(self._made.values()))
+                if made is not None and open_now >= self._most_open:
+                    # Whoever asks then makes it
+                    with contextlib.suppress(Exception):
+                        made = mapped(descriptors[0])
+                    made = made if isinstance(made, dict) else None
                 with self._changed:
-                    self._made[int.from_bytes(word, "little")] = record
+                    self._made[int.from_bytes(word, "little")] = made
                     self._changed.notify_all()
         for child in self._children:
             with contextlib.suppress(ChildProcessError):
@@ -150,4 +172,3 @@ class MadeAhead:
                 continue
             socket.send_fds(giving, [word], [memory])
             os.close(memory)
-

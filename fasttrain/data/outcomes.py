@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -41,17 +42,16 @@ def worst_of(outcomes: Sequence[Exception | None]) -> Exception | None:
     """What is to be raised where these were raised by several; None where nothing was."""
     failed = [one for one in outcomes if one is not None]
     others = [one for one in failed if not isinstance(one, DataError)]
-    if others or not failed:
-        return others[0] if others else None
+    if others or len(failed) < 2:
+        return next(iter(others or failed), None)
     return DataError(dict.fromkeys(fault for one in failed if isinstance(one, DataError) for fault in one.faults))
 
 
 def sendable(error: Exception) -> Exception:
     """The error as another process can raise it: itself, or ours with its text where it does not survive the way."""
-    try:
-        if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301 - made here
+    # One whose arguments are its own need not survive it
+    with contextlib.suppress(Exception):
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
-    except Exception:  # noqa: S110 - an error with arguments of its own
-        pass
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return OutOfMemoryError(text) if ran_out_of_memory(error) or wants_memory(error) else MachineError(text)

@@ -80,8 +80,8 @@ def read_numbers(path: Path, count: int) -> tuple[float, ...]:
     if len(numbers) != count or not are_sides(numbers):
         shown = b" ".join(rows)[:60].decode(errors="replace")
         raise DataError(
-            f"{path} holds {shown!r}; {count} positive numbers, one a row, are expected (mm along each axis, from {LEAST_MM:g} to "
-            f"{MOST_MM:g}); mend the file, or get it anew"
+            f"{path} holds {shown!r}; {count} positive numbers, one a row, are expected (mm along each axis, from "
+            f"{LEAST_MM:g} to {MOST_MM:g}); mend the file, or get it anew"
         )
     return numbers
 

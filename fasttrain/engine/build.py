@@ -97,7 +97,7 @@ def build(
     `ranks` each builds its own, with the same weights. Raises DataError with every faulty case.
     """
     entered(FILLING)
-    training, validation = open_all(recipe, plan, split, hardware, progress, told, epoch, ahead)
+    training, validation = open_all(recipe, plan, split, hardware, progress, told, epoch, ahead, ranks)
     entered(BUILDING)
     predictor = build_predictor(recipe, Candidate(plan.amp, plan.channels_last, plan.fused_layers), hardware)
     network, average = predictor.network, recipe.training.ema
@@ -117,7 +117,7 @@ def build(
         plan.compile,
         plan.cuda_graphs,
         unpacking(recipe),
-        None if ranks.place.alone else DataParallel(ranks.place.ranks),
+        None if ranks.place.alone else DataParallel(ranks.place.ranks, recipe.training.accumulate),
     )
     state = TrainState(step)
     state.progress.effective_batch, state.progress.epoch_steps = plan.sizes.effective_batch, plan.sizes.steps_per_epoch
@@ -154,7 +154,7 @@ def _batches(
     if isinstance(training, Resident):
         return ResidentSource(recipe, training, order, hardware.torch_device, cutting_threads(hardware), place)
     if isinstance(training, SmartCache):
-        order = WindowOrder(training.window.of, samples, seed, per_epoch)
+        order = WindowOrder(training.window.of, samples, seed, per_epoch, place.ranks, recipe.training.batch_size)
     loading = Loading(
         workers=plan.workers,
         kind="thread" if plan.worker_kind == "thread" else "process",

@@ -29,7 +29,10 @@ from fasttrain.wording import counted
 
 
 class Fit:
-    """Trains what an Assembly holds until the last epoch or until it is asked to stop. folder: None in a rank that writes nothing."""
+    """Trains what an Assembly holds until the last epoch or until it is asked to stop.
+
+    folder: None in a rank that writes nothing.
+    """
 
     def __init__(
         self,

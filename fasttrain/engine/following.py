@@ -107,8 +107,8 @@ def _prepared(
     if missing:
         shown = ", ".join(missing[:_MOST_NAMED]) + (" …" if len(missing) > _MOST_NAMED else "")
         raise DataError(
-            f"rank {ranks.place.rank} on {socket.gethostname()}: {root} lacks {len(missing)} of the cases of the first rank ({shown}); "
-            "bring the same set there, or name its folder with --data"
+            f"rank {ranks.place.rank} on {socket.gethostname()}: {root} lacks {len(missing)} of the cases of the first rank "
+            f"({shown}); bring the same set there, or name its folder with --data"
         )
     contents: dict[str, Any] = {}
     if ranks.place.local_rank == 0:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fasttrain.batches import Resident, fill
-from fasttrain.data.caches import Told, open_case_source
+from fasttrain.data.caches import Told, made_together, open_case_source
 from fasttrain.data.made_ahead import MadeAhead
+from fasttrain.data.outcomes import one_outcome
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.data.splits import Split
 from fasttrain.engine.planning.plan import Plan
 from fasttrain.errors import DataError
 from fasttrain.machine.hardware import Hardware
+from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, CaseSource
 
@@ -28,17 +30,16 @@ def open_all(
     told: Told,
     epoch: int,
     ahead: MadeAhead | None = None,
+    ranks: Ranks = ONLY_ONE,
 ) -> tuple[CaseSource | Resident, CaseSource]:
     """Training and validation cases. Both parts are read before anything is raised, so that one error lists the faulty cases of
-    both. Volumes that are made `ahead` are taken as they come, and the rest of these is given up.
+    both. Volumes that are made `ahead` are taken as they come, and the rest of these is given up. All `ranks` of a run call it
+    alike, share the work and raise the same.
     """
 
     def opened(part: str, cases: Sequence[Case]) -> CaseSource:
-        kind = plan.cache
-        if kind == "gpu":
-            kind = "none" if part == "training" else "memory"
         return open_case_source(
-            kind,
+            "memory" if plan.cache == "gpu" else plan.cache,
             cases,
             Preprocess(recipe, training=part == "training"),
             plan.fill_threads,
@@ -46,19 +47,27 @@ def open_all(
             told=told,
             epoch=epoch,
             ahead=ahead,
+            ranks=ranks,
         )
+
+    def resident() -> Resident:
+        # Cases are made and copied as they come; the host keeps what the GPU has no room for
+        copied = lambda done, total: progress("reading training cases to the GPU", done, total)  # noqa: E731
+        made = Preprocess(recipe)
+        source = made_together(split.train, made, ranks, ahead, told) or open_case_source(
+            "none", split.train, made, plan.fill_threads, told=told, ahead=ahead
+        )
+        return fill(source, recipe, hardware.torch_device, plan.resident_bytes, plan.fill_threads, copied, told)
 
     training: CaseSource | Resident | None = None
     validation: CaseSource | None = None
     faults: list[str] = []
     try:
         try:
-            training = opened("training", split.train)
             if plan.cache == "gpu":
-                # Cases are made and copied by the same threads; the host keeps what the GPU has no room for
-                copied = lambda done, total: progress("reading training cases to the GPU", done, total)  # noqa: E731
-                room, threads = plan.resident_bytes, plan.fill_threads
-                training = fill(training, recipe, hardware.torch_device, room, threads, copied, told)
+                training = one_outcome(ranks.gather, resident)
+            else:
+                training = opened("training", split.train)
         except DataError as error:
             faults.extend(error.faults)
         try:

@@ -42,6 +42,8 @@ _CPUS_FOR_THE_PLAN = 2
 _READ_WHOLE = ("auto", "memory", "gpu")
 """Kinds of cache for which every case is read at the start."""
 _WORTH_PROCESSES_BYTES = 16 << 20
+_MOST_OPEN = 256
+"""Descriptors of volumes made ahead that are kept for the other ranks; the rest is written once more for them."""
 _SHARE_AHEAD = 2
 """One part in so many of the free memory may be taken by volumes that are made ahead, and by making them."""
 
@@ -144,7 +146,7 @@ def look(
     check_ranks(recipe, hardware)
     if (told := passed_over(device, hardware)) is not None:
         emit(Message(told, "warning"))
-    limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu)[0])
+    limit_threads(thread_count(recipe.acceleration.threads, hardware.on_gpu, hardware.local_ranks)[0])
     # What cannot be had is told before cases are read and steps measured
     check_gpu_cache(recipe, hardware)
     ended("device")
@@ -177,19 +179,20 @@ def look(
 
 def _made_ahead(looked: Looked, split: Split) -> MadeAhead | None:
     """Volumes of the cache that are begun while the GPU is measured. On a CPU they would slow what is measured there, and other
-    kinds of cache may hold the volumes already.
+    kinds of cache may hold the volumes already. Of several ranks it is the first's, whose CPUs are all: the others wait meanwhile.
     """
     recipe, hardware, sizes = looked.recipe, looked.hardware, looked.sizes
     if not hardware.on_gpu or recipe.data.cache.kind not in _READ_WHOLE or not can_make_ahead():
         return None
     room = int(hardware.memory_free_gib * GIB) // _SHARE_AHEAD - sizes.cache_bytes
-    processes = min(hardware.cpus - _CPUS_FOR_THE_PLAN, room // max(sizes.build_bytes, 1))
+    cpus = hardware.cpus * hardware.local_ranks
+    processes = min(cpus - _CPUS_FOR_THE_PLAN, room // max(sizes.build_bytes, 1))
     if processes < 2 or sizes.cache_bytes < _WORTH_PROCESSES_BYTES:
         return None
     trained, validated = Preprocess(recipe), Preprocess(recipe, training=False)
     work = [*((case, trained) for case in split.train), *((case, validated) for case in split.validation)]
     try:
-        return MadeAhead(work, processes)
+        return MadeAhead(work, processes, _MOST_OPEN if hardware.local_ranks > 1 else 0)
     except OSError:
         # No more descriptors or processes: volumes are made when they are asked for
         return None

@@ -197,8 +197,8 @@ def resume(
 
 
 def _smaller(resolved: ResolvedRecipe, ranks: Ranks) -> ResolvedRecipe | None:
-    """What is trained where memory runs out early. Where one of several ranks runs out of it, the others wait for it in the middle
-    of a step: they can only end.
+    """What is trained where memory runs out early. Where one of several ranks runs out of it, the others wait for it in the
+    middle of a step: they can only end.
     """
     return stepped_down(resolved) if ranks.place.alone else None
 

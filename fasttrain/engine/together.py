@@ -59,11 +59,15 @@ class Alone:
 
 
 class DataParallel:
-    """torch's DistributedDataParallel over the default process group: gradients travel in buckets while the backward pass goes on."""
+    """torch's DistributedDataParallel over the default process group: gradients travel in buckets beside the backward pass.
 
-    def __init__(self, ranks: int, static_graph: bool = True) -> None:
+    passes: of a step. Where there are several, the graph cannot be told to be static: torch fails where the first pass of all is
+    one after which nothing is sent.
+    """
+
+    def __init__(self, ranks: int, passes: int = 1) -> None:
         self.ranks = ranks
-        self.static_graph = static_graph
+        self.static_graph = passes == 1
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Raises RuntimeError where the ranks' networks differ in their weights' shapes."""

@@ -110,8 +110,8 @@ class Trainer:
         if not progress.short_samples:
             loss = self.step(batches, rate, progress.step)
             return loss, batches, batches.patches * ranks
-        # What is left of an epoch that was begun with another batch; whole batches go on behind it. Every rank takes all of it, so
-        # that the mean of their gradients is the gradient
+        # What is left of an epoch that was begun with another batch; whole batches go on behind it. Every rank takes all of it:
+        # the mean of their gradients is the gradient
         loss = self.step.short(batches.first(progress.short_samples), rate, progress.step)
         progress.short_samples = 0
         self._batches = None

@@ -147,7 +147,7 @@ def _note_origins(value: Any, path: Keys, origin: str, origins: dict[Keys, str])
             _note_origins(item, (*path, key), origin, origins)
 
 
-_WHOLE = (("data", "classes"), ("data", "label_map"), ("data", "regions"))
+_WHOLE = (("data", "classes"), ("data", "label_map"), ("data", "regions"), ("search", "space"))
 """Tables whose keys are the user's: laid over each other they would mix two sets of labels."""
 
 

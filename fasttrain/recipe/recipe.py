@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from fasttrain.recipe.acceleration_faults import faults_of_acceleration
 from fasttrain.recipe.augment_spec import AugmentSpec
@@ -16,11 +18,14 @@ from fasttrain.recipe.data_spec import (
     WindowIntensity,
     ZScoreIntensity,
 )
+from fasttrain.recipe.faults import sentences
 from fasttrain.recipe.label_faults import faults_of_labels
 from fasttrain.recipe.network_spec import DoseUNetSpec, Fault, MonaiNetworkSpec, NetworkSpec
 from fasttrain.recipe.patch_spec import PatchSpec
 from fasttrain.recipe.regions import Regions, regions_of
 from fasttrain.recipe.run_spec import OutputSpec, ValidationSpec
+from fasttrain.recipe.search_spec import SearchSpec
+from fasttrain.recipe.searched import faults_of_search
 from fasttrain.recipe.slices import faults_of_slices
 from fasttrain.recipe.spec import FolderName, Spec
 from fasttrain.recipe.task import OPENKBP_LEFT_RIGHT, TASKS, Task
@@ -52,6 +57,7 @@ class Recipe(Spec):
     acceleration: AccelerationSpec = AccelerationSpec()
     validation: ValidationSpec = ValidationSpec()
     output: OutputSpec = OutputSpec()
+    search: SearchSpec | None = None
 
     @property
     def dimensions(self) -> int:
@@ -161,6 +167,7 @@ def faults_across(recipe: Recipe) -> Iterator[Fault]:
     yield from faults_of_acceleration(recipe)
     if isinstance(recipe.optimizer, SGDSpec) and recipe.optimizer.nesterov and recipe.optimizer.momentum == 0:
         yield ("optimizer", "nesterov"), "needs a momentum above 0; set optimizer.nesterov: false or a momentum"
+    yield from faults_of_search(recipe, _faults_of_values)
 
 
 def _faults_of_dimensions(recipe: Recipe) -> Iterator[Fault]:
@@ -177,6 +184,14 @@ def _faults_of_dimensions(recipe: Recipe) -> Iterator[Fault]:
             f"has 2 values, but {' and '.join(signs)}, as for volumes; give 3, or cut the volumes by data.slices; "
             "where the images are planes, mend those keys",
         )
+
+
+def _faults_of_values(raw: dict[str, Any]) -> list[Fault]:
+    """Of a whole recipe as plain values."""
+    try:
+        return list(faults_across(Recipe.model_validate(raw)))
+    except ValidationError as error:
+        return sentences(error, raw, Recipe)
 
 
 def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:

@@ -24,6 +24,7 @@ BATCH = "training.batch_size"
 _FREE_OF_SPEED = (
     "name",
     "output",
+    "search",
     "schedule",
     "data.split",
     "training.epochs",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from fasttrain.cli.main import run as command
 from fasttrain.errors import RecipeError
 from fasttrain.recipe import resolve
 
@@ -84,3 +87,17 @@ def test_what_is_for_labels_alone_is_one_sentence(values: str, key: str) -> None
     assert caught.value.faults == (
         f"--set data.{key}: is for labels of class values, and task: dose has structures that overlap; leave it out",
     )
+
+
+def test_a_dry_run_speaks_of_structures(patients: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Small, and without what a CPU would measure
+    sets = ["patch.size=[32, 32, 32]", "network.features=[4, 8]", "data.workers=0", "acceleration.threads=1"]
+    sets += ["data.spacing=[16, 16, 10]", "acceleration.amp=off", "acceleration.channels_last=off"]
+    words = ["train", "--recipe", "openkbp", "--data", str(patients), "--dry-run", "--device", "cpu"]
+    words += [word for one in sets for word in ("--set", one)]
+    with pytest.raises(SystemExit) as ended:
+        command(words)
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "32×32×32, 1 channel, 10 structures" in told
+    assert "background" not in told

@@ -85,6 +85,10 @@ def test_fewer_threads_fill_where_memory_is_short(tiny) -> None:
     assert threads == 4
     assert why == "6 CPUs may be used; lowered, since making a volume takes about 1.5 GiB"
     assert choose_fill_threads(recipe, CPU, sized(recipe, 2.0, 1.5), "disk")[0] == 5
+    # CPUs are a rank's: what is stored is made by the first of two, with those of both
+    two = replace(CPU, cpus=3, local_ranks=2)
+    assert choose_fill_threads(recipe, two, sized(recipe, 2.0, 1.5), "memory")[0] == 2
+    assert choose_fill_threads(recipe, two, sized(recipe, 2.0, 1.5), "disk")[0] == 5
     with pytest.raises(
         OutOfMemoryError, match="to make the largest volume takes about 9.0 GiB of memory, and of 8.0 GiB free"
     ) as caught:

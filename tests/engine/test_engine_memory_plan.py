@@ -19,7 +19,7 @@ from fasttrain.engine.planning.sizes import Sizes, sizes_of
 from fasttrain.engine.planning.worker_plan import WORKER_BYTES, batch_bytes, choose_workers
 from fasttrain.engine.run import prepare, resume
 from fasttrain.engine.stop import StopRequest
-from fasttrain.errors import OutOfMemoryError, StorageError
+from fasttrain.errors import OutOfMemoryError, RecipeError, StorageError
 from fasttrain.machine import hardware as hardware_module
 from fasttrain.machine.hardware import GIB, Hardware, survey
 from fasttrain.recipe import Recipe
@@ -148,15 +148,41 @@ def test_a_kind_that_cannot_fit_is_refused_with_two_remedies(tiny, disk) -> None
 def test_ranks_batches_and_validation_count(tiny, disk) -> None:
     recipe = tiny(data__workers=3, data__prefetch_factor=4, data__cache__kind="memory").recipe
     one = memory_need(recipe, CPU, sized(recipe, 1.0), "memory")
-    two = memory_need(recipe, CPU, sized(recipe, 1.0), "memory", ranks=2)
+    two = memory_need(recipe, replace(CPU, ranks=4, local_ranks=2), sized(recipe, 1.0), "memory")
     assert one.batches == 13 * 2 * 16**3 * 5 + 3 * WORKER_BYTES
-    assert (two.volumes, two.batches) == (2 * one.volumes, 2 * one.batches)
+    assert (two.volumes, two.batches) == (one.volumes, 2 * one.batches), "one copy of the volumes for a machine"
     # A case of 1 GiB: voxels of 5 bytes; 4 bytes each for the image and twice three classes with their weights
     validation = memory_need(recipe, CPU, sized(recipe, 1.0, 1.0), "memory").validation
     assert validation == GIB // 5 * 4 * (1 + 2 * (recipe.data.class_count + 1))
     assert memory_need(recipe, H100, sized(recipe, 1.0, 1.0), "memory").validation == 0
     with pytest.raises(OutOfMemoryError, match="of validation"):
         choose_cache(recipe, CPU, sized(recipe, 7.0, 1.0))
+
+
+def test_smart_is_parted_among_ranks(tiny, disk) -> None:
+    recipe = tiny(data__cache={"kind": "smart", "replace_rate": 0.5}).recipe
+    sizes = [sizes_of(recipe, (10, 2, 0), 10 * GIB, ranks=ranks) for ranks in (1, 4)]
+    four = replace(CPU, memory_free_gib=64.0, ranks=4, local_ranks=4)
+    # Parts of 3, 3, 2 and 2 cases, of which each holds one and replaces it
+    whys = [choose_cache(recipe, hardware, one)[1] for hardware, one in zip((four, four), sizes, strict=True)]
+    assert "5 of 10 cases in memory, about 8.0 GiB; 3 change after an epoch" in whys[0]
+    assert "4 of 10 cases in memory, parted among 4 ranks, about 8.0 GiB; 4 change after an epoch" in whys[1]
+    assert memory_need(recipe, replace(four, local_ranks=2), sizes[1], "smart").volumes == 4 * GIB
+    few = sizes_of(recipe, (3, 2, 0), GIB, ranks=4)
+    with pytest.raises(RecipeError, match="smart parts 3 training cases among 4 ranks, and each needs one"):
+        choose_cache(recipe, four, few)
+    assert choose_cache(tiny(data__cache__kind="memory").recipe, four, few)[0] == "memory"
+
+
+def test_workers_of_all_ranks_share_what_the_machine_has(tiny, disk) -> None:
+    recipe = tiny(data__workers=4, data__worker_kind="process").recipe
+    one = batch_bytes(recipe)
+    host = replace(CPU, shared_gib=12 * one / 0.9 / GIB)
+    assert choose_workers(recipe, host, "memory", 64 * GIB).prefetch_factor == 2
+    lowered = choose_workers(recipe, replace(host, local_ranks=2), "memory", 64 * GIB)
+    assert lowered.prefetch_factor == 1
+    assert "of /dev/shm, which has" in lowered.reasons["prefetch_factor"]
+    assert "for 2 ranks" in lowered.reasons["prefetch_factor"]
 
 
 def test_the_plan_counts_the_largest_case_that_is_validated(tiny, phantoms: Path, disk) -> None:

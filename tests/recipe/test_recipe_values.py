@@ -3,14 +3,17 @@ recipe that reads back or a sentence."""
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from pydantic import BaseModel, ValidationError
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from fasttrain.errors import RecipeError
 from fasttrain.recipe import resolve
+from fasttrain.recipe.examples import models_in
+from fasttrain.recipe.recipe import Recipe
 from fasttrain.recipe.reference import sections
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fasttrain.data.caches.filling import Progress
 from fasttrain.data.caches.storing import Options, Sizes, gather
+from fasttrain.data.caches.together import can_make_together, make_together
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, Sample
 from fasttrain.wording import counted
@@ -36,8 +37,14 @@ class MemoryCache:
 def open_memory(
     cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
 ) -> MemoryCache:
-    """Preprocesses every case with `workers` threads; raises one DataError with the faults of all."""
-    records = gather(cases, options.making(preprocess), workers, progress)
+    """Preprocesses every case with `workers` threads, its share of them where several ranks of a machine do; raises one DataError
+    with the faults of all.
+    """
+    records: list[dict[str, Any]] = [{}] * len(cases)
+    if can_make_together(options.ranks, options.told):
+        make_together(cases, preprocess, records.__setitem__, workers, progress, options)
+    else:
+        records = gather(cases, options.making(preprocess), workers, progress)
     if options.told is not None:
         sizes = Sizes()
         for record in records:

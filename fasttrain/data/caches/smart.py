@@ -18,6 +18,7 @@ from fasttrain.data.caches.background import Loading
 from fasttrain.data.caches.filling import Progress
 from fasttrain.data.caches.storing import Options, Sizes, gather
 from fasttrain.data.preprocess import Preprocess
+from fasttrain.machine.place import ALONE, Place
 from fasttrain.recipe.data_spec import DEFAULT_SHARE, CacheSpec
 from fasttrain.samples import Case, Sample
 from fasttrain.wording import counted
@@ -27,17 +28,34 @@ _BACKGROUND_SHARE = 4
 
 
 class Window:
-    """Which of `case_count` cases an epoch trains on: `held` of them, of which each epoch replaces the first `replaced`."""
+    """Which of `case_count` cases an epoch trains on: `held` of them, of which each epoch replaces the first `replaced`.
 
-    def __init__(self, spec: CacheSpec, case_count: int) -> None:
-        share = DEFAULT_SHARE if spec.cache_share is None else spec.cache_share
-        self.case_count = case_count
-        self.held = min(spec.cache_cases or max(1, int(case_count * share)), case_count)
-        self.replaced = min(math.ceil(self.held * spec.replace_rate), case_count - self.held)
-        self._ring = list(range(case_count))
+    Several ranks part the cases, and each has a window over its own (MONAI's way, by `partition_dataset`); there must be a case
+    for each. `cache_cases` is the number that they hold together.
+    """
+
+    def __init__(self, spec: CacheSpec, case_count: int, place: Place = ALONE) -> None:
+        ring = list(range(case_count))
         if spec.shuffle_seed is not None:
             # MONAI's shuffle, to the item
-            np.random.RandomState(spec.shuffle_seed).shuffle(self._ring)
+            np.random.RandomState(spec.shuffle_seed).shuffle(ring)
+        self._ring = place.share_of(ring)
+        own, share = len(self._ring), DEFAULT_SHARE if spec.cache_share is None else spec.cache_share
+        wanted = max(1, int(own * share))
+        if spec.cache_cases is not None:
+            wanted = max(1, len(place.share_of(range(spec.cache_cases))))
+        self.held = min(wanted, own)
+        self.replaced = min(math.ceil(self.held * spec.replace_rate), own - self.held)
+
+    @classmethod
+    def of_all(cls, spec: CacheSpec, case_count: int, ranks: int) -> list[Window]:
+        """Those of so many ranks."""
+        return [cls(spec, case_count, Place(rank, ranks)) for rank in range(ranks)]
+
+    @property
+    def case_count(self) -> int:
+        """Cases through which it goes."""
+        return len(self._ring)
 
     @property
     def most_in_memory(self) -> int:
@@ -132,10 +150,12 @@ def open_smart(
     cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
 ) -> SmartCache:
     """Keeps the window of `options.epoch`, loaded by `workers` threads; raises one DataError with the faults of its cases."""
-    source = SmartCache(cases, preprocess, Window(preprocess.data.cache, len(cases)), workers)
+    place = options.ranks.place
+    source = SmartCache(cases, preprocess, Window(preprocess.data.cache, len(cases), place), workers)
     source.fill(options.epoch, progress)
     if options.told is not None:
-        options.told(
-            f"smart cache: {len(source.held)} of {counted(len(cases), 'case')} in memory, {source.sizes}", "info"
-        )
+        share = f" by rank {place.rank} of {place.ranks}, whose share are {source.window.case_count}"
+        whose = "" if place.alone else share
+        held = f"{len(source.held)} of {counted(len(cases), 'case')} in memory"
+        options.told(f"smart cache: {held}{whose}, {source.sizes}", "info")
     return source

@@ -14,11 +14,13 @@ import torch
 
 from fasttrain.data.caches.filling import Gathering, Progress
 from fasttrain.data.caches.keys import key_of
+from fasttrain.data.handed_over import written
 from fasttrain.data.inventory import note_use
 from fasttrain.data.made_ahead import MadeAhead
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.errors import DataError, StorageError
 from fasttrain.machine.own_files import make_way
+from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.samples import Case
 from fasttrain.wording import counted, sizes_apart
 
@@ -31,13 +33,14 @@ MIB = 1 << 20
 @dataclass(frozen=True)
 class Options:
     """`folder` is where stored volumes lie, `told` hears what a fill found, `epoch` (from 0) is the one that comes first, and
-    `ahead` has volumes that were begun already.
+    `ahead` has volumes that were begun already; `ranks` open the same cases.
     """
 
     folder: Path
     told: Told | None = None
     epoch: int = 0
     ahead: MadeAhead | None = None
+    ranks: Ranks = ONLY_ONE
 
     def making(self, preprocess: Preprocess) -> Callable[[Case], dict[str, Any]]:
         """Gives the record of a case: the one that was made ahead, else one that is made now."""
@@ -48,6 +51,15 @@ class Options:
         def made(case: Case) -> dict[str, Any]:
             record = ahead.record(case, preprocess.training)
             return preprocess(case) if record is None else record
+
+        return made
+
+    def handing(self, preprocess: Preprocess) -> Callable[[Case], int]:
+        """The like, giving a descriptor of memory that holds the record."""
+
+        def made(case: Case) -> int:
+            memory = None if self.ahead is None else self.ahead.memory(case, preprocess.training)
+            return written(preprocess(case)) if memory is None else memory
 
         return made
 

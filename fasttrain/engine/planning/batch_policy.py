@@ -1,4 +1,4 @@
-"""Owns what another batch size or number of ranks changes besides, by `training.batch_policy`: the learning rate, the passes a step, nothing."""
+"""Owns what another batch size or number of ranks changes besides: by `training.batch_policy` learning rate, passes, nothing."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def with_ranks(resolved: ResolvedRecipe, ranks: int, before: int = 1) -> Resolve
         effective = training.batch_size * training.accumulate * before
         if effective % ranks:
             raise RecipeError(
-                f"training.batch_policy: keep_effective keeps {counted(effective, 'patch', 'patches')} a step, which {ranks} ranks "
-                "cannot share evenly; take another number of ranks, or keep_lr, scale_linear or scale_sqrt"
+                f"training.batch_policy: keep_effective keeps {counted(effective, 'patch', 'patches')} a step, which {ranks} "
+                "ranks cannot share evenly; take another number of ranks, or keep_lr, scale_linear or scale_sqrt"
             )
         of_one = effective // ranks
         batch = max(size for size in range(1, min(training.batch_size, of_one) + 1) if of_one % size == 0)
@@ -86,8 +86,8 @@ def told_of_ranks(before: ResolvedRecipe, after: ResolvedRecipe, ranks: int) -> 
     rates = [one.recipe.optimizer.learning_rate for one in (before, after)]
     rate = f"stays at {rates[0]:g}" if rates[0] == rates[1] else f"{rates[0]:g} → {rates[1]:g}"
     told = (
-        f"{ranks} ranks × {counted(now.batch_size, 'patch', 'patches')}{passes} = {ranks * now.batch_size * now.accumulate} a step; "
-        f"the learning rate {rate} (training.batch_policy: {then.batch_policy})"
+        f"{ranks} ranks × {counted(now.batch_size, 'patch', 'patches')}{passes} = {ranks * now.batch_size * now.accumulate} a step"
+        f"; the learning rate {rate} (training.batch_policy: {then.batch_policy})"
     )
     if then.iterations_per_epoch != now.iterations_per_epoch:
         told += f"; {then.iterations_per_epoch} → {now.iterations_per_epoch} steps an epoch, for as many samples"

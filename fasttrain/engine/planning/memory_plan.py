@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fasttrain.data.caches import Window, require_lmdb, volumes_folder
+from fasttrain.data.caches import require_lmdb, volumes_folder
 from fasttrain.data.caches.keys import settings_digest
 from fasttrain.data.inventory.sets import look_at
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.engine.planning.choices import missing_for_kernels
 from fasttrain.engine.planning.gpu_memory import LEAST_SHARE, resident_bytes, tiers_text, window_bytes
 from fasttrain.engine.planning.sizes import Sizes
+from fasttrain.engine.planning.window_plan import check_parts, comes_round, held_bytes, window_text
 from fasttrain.engine.planning.worker_plan import WORKER_BYTES, batch_bytes, batches_held, cut_bytes, wanted_workers
 from fasttrain.errors import MachineError, OutOfMemoryError, StorageError
 from fasttrain.machine.hardware import GIB, Hardware
@@ -32,7 +32,7 @@ _STORED = ("disk", "lmdb")
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of the host's memory, all ranks together: volumes kept, batches with the `workers` that make them, the largest
+    """Bytes of the host's memory, all ranks on it together: volumes kept, batches with the `workers` that make them, the largest
     validation; and before any of the last two, `building` of one volume.
     """
 
@@ -60,12 +60,11 @@ class MemoryNeed:
         return f"about {total} ({named})" if sum(count > 0 for _, count in parts) > 1 else f"about {total}"
 
 
-def memory_need(
-    recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, ranks: int = 1, resident: int = 0
-) -> MemoryNeed:
-    """What a run holds under a kind of cache. Each of `ranks` processes keeps volumes, workers and batches of its own; `resident`
-    bytes of volumes lie on the GPU.
+def memory_need(recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, resident: int = 0) -> MemoryNeed:
+    """What a run holds under a kind of cache. The ranks of a machine share one copy of the volumes (under `smart` each keeps its
+    own cases), and each has workers and batches of its own; `resident` bytes of volumes lie on GPUs.
     """
+    ranks = hardware.local_ranks
     workers = wanted_workers(recipe, hardware, cache)[0]
     of_a_worker = WORKER_BYTES + (sizes.build_bytes if cache == "none" else 0)
     batches = (workers * recipe.data.prefetch_factor + batches_held(hardware)) * batch_bytes(recipe)
@@ -73,7 +72,7 @@ def memory_need(
         batches = cut_bytes(recipe, hardware) if resident < sizes.training_bytes else 0
     # Threads are counted as processes here: which of the two they are is decided by what is left
     return MemoryNeed(
-        volumes=ranks * _volume_bytes(recipe, sizes, cache, resident),
+        volumes=_volume_bytes(recipe, hardware, sizes, cache, resident),
         batches=ranks * (batches + workers * of_a_worker),
         validation=ranks * validation_bytes(recipe, hardware, sizes),
         workers=ranks * workers,
@@ -91,7 +90,6 @@ def choose_cache(
     hardware: Hardware,
     sizes: Sizes,
     former: Mapping[str, Any] | None = None,
-    ranks: int = 1,
     step_bytes: int = 0,
 ) -> tuple[str, str]:
     """Where volumes are kept, and why. `step_bytes`: what a measured step held of the GPU's memory, 0 where none was measured.
@@ -104,38 +102,42 @@ def choose_cache(
     any other kind. `former` is the plan of the run that goes on here, whose order of cases must stand.
 
     Raises OutOfMemoryError or StorageError for a kind that the recipe asks for and that cannot fit, MachineError where it asks
-    for a missing extra.
+    for a missing extra, and RecipeError for `smart` with fewer cases than ranks.
     """
     setting = recipe.data.cache.kind
     if setting == "auto":
         # The order of cases that `smart` began with must stand
         anew = former is None or former.get("cache") != "smart"
-        on_gpu = _gpu_text(recipe, hardware, sizes, ranks, step_bytes) if anew else None
-        return ("gpu", on_gpu) if on_gpu is not None else _automatic(recipe, hardware, sizes, former, ranks)
+        on_gpu = _gpu_text(recipe, hardware, sizes, step_bytes) if anew else None
+        return ("gpu", on_gpu) if on_gpu is not None else _automatic(recipe, hardware, sizes, former)
     if setting == "gpu":
-        return _asked_gpu(recipe, hardware, sizes, former, ranks, step_bytes)
+        return _asked_gpu(recipe, hardware, sizes, former, step_bytes)
     if setting == "lmdb":
         require_lmdb()
+    if setting == "smart":
+        check_parts(sizes)
     if setting in ("memory", "smart"):
-        _check_memory(setting, recipe, hardware, sizes, ranks)
+        _check_memory(setting, recipe, hardware, sizes)
     if setting in _STORED:
         _check_disk(setting, recipe, sizes)
-    told = _window_text(recipe, sizes) if setting == "smart" else amount(sizes.cache_bytes)
+    told = window_text(recipe, hardware, sizes) if setting == "smart" else amount(sizes.cache_bytes)
     if setting == "memory":
-        told = str(memory_need(recipe, hardware, sizes, setting, ranks))
+        told = str(memory_need(recipe, hardware, sizes, setting))
     free = f" of {_free_text(hardware)}" if setting in ("memory", "smart") else ""
     return setting, f"{_SET}; {told}{free}"
 
 
 def choose_fill_threads(
-    recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, ranks: int = 1, resident: int = 0
+    recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, resident: int = 0
 ) -> tuple[int, str]:
-    """How many volumes are made at once, and why: one a CPU where memory has room for it beside the volumes that are kept.
+    """How many volumes a rank makes at once, and why: one a CPU where memory has room for it beside the volumes that are kept.
 
     Raises OutOfMemoryError where there is no room for one.
     """
-    wanted, one = hardware.cpus, ranks * sizes.build_bytes
-    room = int(hardware.memory_free_gib * GIB) - ranks * _volume_bytes(recipe, sizes, cache, resident)
+    # What is stored the first rank of a machine makes for all
+    makers = 1 if cache in _STORED else hardware.local_ranks
+    wanted, one = hardware.cpus * hardware.local_ranks // makers, makers * sizes.build_bytes
+    room = int(hardware.memory_free_gib * GIB) - _volume_bytes(recipe, hardware, sizes, cache, resident)
     if not one or wanted * one <= room:
         return wanted, f"{counted(wanted, 'CPU')} may be used"
     if one > room:
@@ -152,14 +154,13 @@ def amount(count: int) -> str:
     return f"about {size_in_memory(count)}"
 
 
-def _automatic(
-    recipe: Recipe, hardware: Hardware, sizes: Sizes, former: Mapping[str, Any] | None, ranks: int
-) -> tuple[str, str]:
+def _automatic(recipe: Recipe, hardware: Hardware, sizes: Sizes, former: Mapping[str, Any] | None) -> tuple[str, str]:
     began_with = None if former is None else former.get("cache")
     if began_with == "smart":
-        _check_memory("smart", recipe, hardware, sizes, ranks)
-        return "smart", f"as the run began; {_window_text(recipe, sizes)}"
-    need = memory_need(recipe, hardware, sizes, "memory", ranks)
+        check_parts(sizes)
+        _check_memory("smart", recipe, hardware, sizes)
+        return "smart", f"as the run began; {window_text(recipe, hardware, sizes)}"
+    need = memory_need(recipe, hardware, sizes, "memory")
     free = _free_text(hardware)
     if _leaves_enough(need, hardware):
         return "memory", f"{need} of {free}"
@@ -171,9 +172,9 @@ def _automatic(
         return "disk", f"{why}; the disk of {folder} has {size_in_memory(room)} free{there}"
     disk = f"the disk of {folder}, which has {size_in_memory(room)} free{there}"
     why = f"{why}, nor would {amount(sizes.cache_bytes)} fit on {disk}"
-    window = memory_need(recipe, hardware, sizes, "smart", ranks)
-    if began_with is None and _leaves_enough(window, hardware) and _comes_round(recipe, sizes):
-        return "smart", f"{why}; {_window_text(recipe, sizes)}: an epoch sees these alone"
+    window = memory_need(recipe, hardware, sizes, "smart")
+    if began_with is None and _leaves_enough(window, hardware) and comes_round(recipe, sizes):
+        return "smart", f"{why}; {window_text(recipe, hardware, sizes)}: an epoch sees these alone"
     against = _against_window(recipe, hardware, sizes, window, began_with)
     return "none", f"{why}; smart {against}; cases are read whenever they are wanted"
 
@@ -186,17 +187,19 @@ def _against_window(
         return f"would change the order of cases that the run began with (data.cache.kind was {began_with})"
     if not _leaves_enough(need, hardware):
         return f"would need {need}, more than {MEMORY_SHARE:.0%} of what is free"
+    if sizes.training_cases < sizes.ranks:
+        return f"would have no case for some of {sizes.ranks} ranks"
     return f"would not come round to every case in {counted(sizes.epochs, 'epoch')}"
 
 
-def _gpu_text(recipe: Recipe, hardware: Hardware, sizes: Sizes, ranks: int, step_bytes: int) -> str | None:
+def _gpu_text(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int) -> str | None:
     """Why the GPU's memory is the place for the volumes; None where it is not."""
     if missing_for_kernels(hardware) is not None or recipe.data.workers not in ("auto", 0):
         return None
     resident = resident_bytes(recipe, hardware, sizes, step_bytes)
     if resident < LEAST_SHARE * sizes.training_bytes:
         return None
-    if not _leaves_enough(memory_need(recipe, hardware, sizes, "gpu", ranks, resident), hardware):
+    if not _leaves_enough(memory_need(recipe, hardware, sizes, "gpu", resident), hardware):
         return None
     return tiers_text(recipe, hardware, sizes, step_bytes)
 
@@ -213,16 +216,15 @@ def _asked_gpu(
     hardware: Hardware,
     sizes: Sizes,
     former: Mapping[str, Any] | None,
-    ranks: int,
     step_bytes: int,
 ) -> tuple[str, str]:
     """`gpu` where it was asked for; what neither the GPU nor the host has room for goes where `auto` would put it."""
     check_gpu_cache(recipe, hardware)
     tiers = tiers_text(recipe, hardware, sizes, step_bytes)
-    need = memory_need(recipe, hardware, sizes, "gpu", ranks, resident_bytes(recipe, hardware, sizes, step_bytes))
+    need = memory_need(recipe, hardware, sizes, "gpu", resident_bytes(recipe, hardware, sizes, step_bytes))
     if need.total <= hardware.memory_free_gib * GIB:
         return "gpu", f"{_SET}; {tiers}"
-    kind, why = _automatic(recipe, hardware, sizes, former, ranks)
+    kind, why = _automatic(recipe, hardware, sizes, former)
     return (
         kind,
         f"gpu was asked for, but {tiers}, for which the host would need {need} of {_free_text(hardware)}; {why}",
@@ -233,35 +235,21 @@ def _leaves_enough(need: MemoryNeed, hardware: Hardware) -> bool:
     return need.total <= MEMORY_SHARE * hardware.memory_free_gib * GIB
 
 
-def _comes_round(recipe: Recipe, sizes: Sizes) -> bool:
-    window = Window(recipe.data.cache, sizes.training_cases)
-    return window.held + window.replaced * (sizes.epochs - 1) >= sizes.training_cases
-
-
-def _volume_bytes(recipe: Recipe, sizes: Sizes, cache: str, resident: int = 0) -> int:
-    """Of the host's memory."""
+def _volume_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes, cache: str, resident: int = 0) -> int:
+    """Of the host's memory, by all ranks on it."""
     if cache in ("memory", "gpu"):
         return sizes.cache_bytes - (resident if cache == "gpu" else 0)
-    if cache != "smart":
-        return 0
-    window = Window(recipe.data.cache, sizes.training_cases)
-    return math.ceil(sizes.cache_bytes * window.most_in_memory / max(sizes.training_cases, 1))
-
-
-def _window_text(recipe: Recipe, sizes: Sizes) -> str:
-    window = Window(recipe.data.cache, sizes.training_cases)
-    held = amount(_volume_bytes(recipe, sizes, "smart"))
-    return f"{window.held} of {counted(sizes.training_cases, 'case')} in memory, {held}; {window.replaced} change after an epoch"
+    return held_bytes(recipe, hardware, sizes) if cache == "smart" else 0
 
 
 def _free_text(hardware: Hardware) -> str:
     return f"{size_in_memory(hardware.memory_free_gib * GIB)} free, bounded by {hardware.memory_bound}"
 
 
-def _check_memory(kind: str, recipe: Recipe, hardware: Hardware, sizes: Sizes, ranks: int) -> None:
+def _check_memory(kind: str, recipe: Recipe, hardware: Hardware, sizes: Sizes) -> None:
     # Workers are lowered where memory is short, down to none: the batches that count are those of the trainer itself
-    least = ranks * batches_held(hardware) * batch_bytes(recipe)
-    need = replace(memory_need(recipe, hardware, sizes, kind, ranks), batches=least, workers=0)
+    least = hardware.local_ranks * batches_held(hardware) * batch_bytes(recipe)
+    need = replace(memory_need(recipe, hardware, sizes, kind), batches=least, workers=0)
     if need.total <= hardware.memory_free_gib * GIB:
         return
     smaller = "cache_cases" if recipe.data.cache.cache_cases is not None else "cache_share"

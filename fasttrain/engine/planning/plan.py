@@ -72,7 +72,7 @@ def make_plan(
         decisions.append(Decision(name, str(shown), reason))
 
     decide("device", hardware.device, hardware.device_name)
-    threads, why = thread_count(recipe.acceleration.threads, hardware.on_gpu)
+    threads, why = thread_count(recipe.acceleration.threads, hardware.on_gpu, hardware.local_ranks)
     decide("threads", threads, why)
     kept = former if former is not None and former_device == hardware.device_name else None
     segments, why = choices.choose_segments(recipe, hardware)
@@ -102,9 +102,9 @@ def make_plan(
     filling, why = choose_fill_threads(recipe, hardware, sizes, cache, resident=resident)
     decide("fill_threads", filling, why)
     need = memory_need(recipe, hardware, sizes, cache, resident=resident)
-    feeding = choose_workers(
-        recipe, hardware, cache, hardware.memory_free_gib * GIB - need.volumes - need.validation, sizes.build_bytes
-    )
+    # What the volumes leave is for all ranks of the machine
+    spare = (hardware.memory_free_gib * GIB - need.volumes - need.validation) / hardware.local_ranks
+    feeding = choose_workers(recipe, hardware, cache, spare, sizes.build_bytes)
     decide("workers", feeding.workers, feeding.reasons["workers"])
     decide("prefetch_factor", feeding.prefetch_factor, feeding.reasons["prefetch_factor"])
     decide("worker_kind", feeding.kind, feeding.reasons["worker_kind"])

@@ -51,7 +51,10 @@ def sizes_of(
     """
     training, cache = recipe.training, recipe.data.cache
     effective = training.batch_size * training.accumulate * ranks
-    in_a_pass = Window(cache, cases[0]).held if cache.kind == "smart" else cases[0]
+    in_a_pass = cases[0]
+    if cache.kind == "smart":
+        # As many samples for each rank, so that the one that holds most sees all it holds
+        in_a_pass = ranks * max(window.held for window in Window.of_all(cache, cases[0], ranks))
     pass_length = in_a_pass * recipe.data.samples_per_case
     steps = training.iterations_per_epoch or math.ceil(pass_length / effective)
     return Sizes(

@@ -121,8 +121,10 @@ def _shortage(
     asked = f"{workers} × {ahead} batches of {_megabytes(one)} and those in use need {_megabytes(batches)}"
     if kind == "process":
         room, files = hardware.shared_gib, hardware.open_files
-        if room is not None and batches > _SHARED_SHARE * room * GIB:
-            return f"{asked} of /dev/shm, which has {_megabytes(room * GIB)} free (a container gets more by --shm-size)"
+        if room is not None and batches > _SHARED_SHARE * room * GIB / hardware.local_ranks:
+            has = f"which has {_megabytes(room * GIB)} free"
+            of_all = f" for {hardware.local_ranks} ranks" if hardware.local_ranks > 1 else ""
+            return f"{asked} of /dev/shm, {has}{of_all} (a container gets more by --shm-size)"
         own = _OWN_FILES_ON_GPU if hardware.on_gpu else _OWN_FILES
         opened = own + workers * (_FILES_OF_A_WORKER + ahead * _FILES_OF_A_BATCH)
         if files is not None and opened > files:
