@@ -83,6 +83,7 @@ class RankWatch:
         self._stop: Any = None
         self._on_stop: Callable[[int], None] = lambda code: None
         self._stop_told = False
+        self._stop_heard: tuple[str, int] | None = None
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self._strangers: list[_Peer] = []
@@ -99,17 +100,18 @@ class RankWatch:
 
     def heed(self, stop: Any, on_stop: Callable[[int], None] = lambda code: None) -> None:
         """From now on what asks `stop` (a StopRequest) asks those of all ranks; on_stop hears the code where another was asked."""
-        self._stop_told, self._on_stop = False, on_stop
-        self._stop = stop
+        self._stop_told, self._on_stop, self._stop = False, on_stop, stop
+        if self._stop_heard is not None:
+            self._ask(*self._stop_heard)
 
     def failed(self, faults: tuple[str, ...], code: int) -> bool:
-        """This rank fails. Whether the first rank, which is waited for, has told the user of it."""
-        if self.place.leads or self.failure is not None or self.over_code is not None:
-            return self.failure is not None or self.over_code is not None
+        """This rank, which is not the first, fails. Whether the first one, which is waited for, has told the user of it."""
         self._main_ends.set()
         peer = self._peers.get(0)
-        if peer is None or not peer.wire.say({"failed": [fault[:2000] for fault in faults[:20]], "code": code}):
-            return False
+        if self.failure is None and peer is not None:
+            peer.wire.say({"failed": [fault[:2000] for fault in faults[:20]], "code": code})
+        if self.first_ended.is_set() or peer is None:
+            return self.over_code is not None
         self._answered.wait(self._lost_after + _TO_END_SECONDS)
         return self.over_code is not None
 
@@ -214,9 +216,10 @@ class RankWatch:
         self._peers[rank] = peer
 
     def _take(self, peer: _Peer, message: dict[str, Any]) -> None:
-        if "stop" in message and self._stop is not None:
-            self._stop.ask(str(message["stop"]), int(message["code"]))
-            self._on_stop(int(message["code"]))
+        if "stop" in message:
+            self._stop_heard = str(message["stop"]), int(message["code"])
+            if self._stop is not None:
+                self._ask(*self._stop_heard)
         elif "failed" in message:
             faults = [str(fault) for fault in message["failed"]]
             if self.place.leads:
@@ -229,10 +232,14 @@ class RankWatch:
             peer.leaves = True
             self.over_code = int(message["over"])
             self._answered.set()
-            if self.over_code and not self._main_ends.is_set():
+            if self._on_failure is not None:
                 threading.Thread(target=self._end_with_first, name="ranks-end", daemon=True).start()
         elif "bye" in message:
             peer.leaves = True
+
+    def _ask(self, reason: str, code: int) -> None:
+        self._stop.ask(reason, code)
+        self._on_stop(code)
 
     def _drop(self, peer: _Peer) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -308,19 +315,27 @@ class RankWatch:
             self._answered.wait(self._lost_after + _TO_END_SECONDS)
             if self.over_code is not None:
                 return
-        if self._main_ends.wait(_TO_NOTICE_SECONDS):
-            time.sleep(_TO_END_SECONDS)
-        elif not (self.place.leads and self.over_code is not None):
+        if not self._main_ends.wait(_TO_NOTICE_SECONDS):
             with contextlib.suppress(Exception):
                 within(_TO_END_SECONDS, lambda: heard(failure))
+        elif self._is_over(_TO_END_SECONDS):
+            # All that is left to do is the user's own command
+            return
         self.over(failure.exit_code)
         os._exit(failure.exit_code)
 
+    def _is_over(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while self.over_code is None and time.monotonic() < until:
+            time.sleep(_TICK_SECONDS)
+        return self.over_code is not None
+
     def _end_with_first(self) -> None:
         """The first rank has ended the command, and this one's main thread may wait for it in the middle of a step."""
-        if self._main_ends.wait(_TO_NOTICE_SECONDS):
-            return
         self.wait_for_first()
+        if not self.over_code:
+            # It needs not be hurried: the launcher waits for all
+            time.sleep(_TO_END_SECONDS)
         os._exit(self.over_code or 0)
 
 

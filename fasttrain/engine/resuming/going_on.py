@@ -86,7 +86,7 @@ class GoingOn:
         return found
 
     def check_order(self, prepared: Prepared) -> None:
-        """Raises RecipeError where another batch would give a `smart` cache another order of cases."""
+        """Raises RecipeError where another batch or number of ranks would give a `smart` cache another order of cases."""
         if self.saved is None or prepared.plan.cache != "smart":
             return
         then, now = self.plan["sizes"], prepared.plan.sizes
@@ -98,6 +98,11 @@ class GoingOn:
             raise RecipeError(
                 f"an effective batch of {now.effective_batch} instead of {then['effective_batch']}: with data.cache.kind: smart "
                 "the cases of an epoch hang on its length; leave training.batch_size and the like as they were"
+            )
+        if (former := int(then.get("ranks", 1))) != now.ranks:
+            raise RecipeError(
+                f"{counted(now.ranks, 'rank')} instead of {former}: with data.cache.kind: smart each has cases of its own; go on with "
+                f"{counted(former, 'rank')} (--gpus {former})"
             )
 
     def take_up(self, assembly: Assembly, prepared: Prepared, emit: Callable[[Event], None]) -> None:
