@@ -79,6 +79,8 @@ class LostRankError(FasttrainError):
     """A process that trained together with this one was killed, is frozen, or cannot be reached."""
 
     exit_code = EXIT_LOST_RANK
+    silent = False
+    """Whether it is not known to have ended."""
 
 
 class OtherRankError(FasttrainError):

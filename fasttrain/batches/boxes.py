@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 
 from fasttrain.batches.crop import cut_patch
 from fasttrain.batches.patch_maker import Drawn, PatchMaker
-from fasttrain.batches.resident_volumes import DEVICE_SLOTS, Resident, pinned
+from fasttrain.batches.resident_volumes import DEVICE_SLOTS, Resident
+from fasttrain.batches.staging import pinned
 from fasttrain.batches.thread_loader import ThreadLoader
 
 _AHEAD = 2

@@ -65,7 +65,9 @@ class ResidentSource:
     def close(self) -> None:
         """Gives the memory back."""
         self._end_boxes()
-        self.resident = None
+        resident, self.resident = self.resident, None
+        if resident is not None:
+            resident.close()
 
     def _streamed(self, resident: Resident, positions: Iterator[int]) -> Iterator[Batch]:
         """The next batch's boxes are copied while this one's step runs."""

@@ -21,6 +21,10 @@ COMMANDS = {
         "tune_commands:tune_command",
         "Measure batch size, cache, loader and sliding window on this machine, then train with what is fastest.",
     ),
+    "search": (
+        "search_commands:search_app",
+        "Search hyper-parameters: many trials of a recipe, hopeless ones ended early, on one card or many machines.",
+    ),
     "profile": (
         "profile_command:profile_command",
         "Say where a training step's time goes, what holds the run back, and what would gain most.",

@@ -59,7 +59,18 @@ def _end(number: int, frame: object) -> None:
     # A second signal ends the process even where nobody takes the sentence
     for one in _CODES:
         signal.signal(one, signal.SIG_DFL)
+    code = _CODES[signal.Signals(number)]
+    if _is_silent(number):
+        os._exit(code)
     name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     with contextlib.suppress(OSError):
         os.write(2, f"fasttrain: stopped by {name}\n".encode())
-    os._exit(_CODES[signal.Signals(number)])
+    os._exit(code)
+
+
+def _is_silent(number: int) -> bool:
+    """Of several ranks the first has the word, and none where the launcher ends those that are left when one has ended."""
+    _, _, launch = os.environ.get("FASTTRAIN_LAUNCHER", "").partition(":")
+    if launch and number == signal.SIGTERM and not os.path.exists(os.path.join(launch, "asked")):
+        return True
+    return "WORLD_SIZE" in os.environ and os.environ.get("RANK", "0") != "0"

@@ -58,9 +58,13 @@ def run(arguments: list[str] | None = None) -> None:
             stream.flush()
         except (OSError, ValueError):
             _silence(stream)
-    _leave_others(code, failed=True)
+    met = _leave_others(code, failed=True)
     _finish(code, alone, given)
-    sys.exit(_told_to_loop(code))
+    code = _told_to_loop(code)
+    if met and alone:
+        # What other ranks left open would be waited for, and NCCL's communicators for steps that were recorded with them
+        os._exit(code)
+    sys.exit(code)
 
 
 def _told_to_loop(code: int) -> int:
@@ -73,15 +77,45 @@ def _told_to_loop(code: int) -> int:
     return int(wanted) if in_use and wanted.isdecimal() and len(wanted) <= 3 else code
 
 
-def _leave_others(code: int, failed: bool) -> None:
-    """Of several ranks; once."""
-    several = sys.modules.get("fasttrain.cli.several")
-    if several is not None:
-        several.SEVERAL.leave(code, failed)
+def _leave_others(code: int, failed: bool) -> bool:
+    """Of several ranks; once. Whether there are any."""
+    several = _several()
+    if several is None:
+        return False
+    several.leave(code, failed)
+    return not several.alone
+
+
+def _several() -> Any:
+    """The part of this command among several ranks, where it has come as far as to know of it."""
+    module = sys.modules.get("fasttrain.cli.several")
+    return module.SEVERAL if module is not None else None
+
+
+def _ended_by_another(error: FasttrainError, arguments: list[str]) -> None:
+    """Another rank's failure ends this command, whose main thread may wait for ever."""
+    for fault in error.faults:
+        _tell(fault)
+    if "--json" in arguments:
+        _document_failure(error)
+
+
+def _end_with_another(code: int) -> None:
+    """The last that a process does which another rank's failure ends, from a thread."""
+    from fasttrain.cli.on_finish import ON_FINISH
+    from fasttrain.cli.signals import kill_children
+
+    kill_children()
+    several = _several()
+    if several is not None and not several.follows:
+        ON_FINISH.carry_out(code)
 
 
 def _finish(code: int, alone: bool, given: list[str]) -> None:
     """What `--on-finish` asks for, last of all, since it may be what takes the machine away."""
+    several = _several()
+    if several is not None and several.follows:
+        return
     late = code and any(text.partition("=")[0] == "--on-finish" for text in given)
     # A command that has the option has loaded it, unless its options were refused
     if not late and "fasttrain.cli.on_finish" not in sys.modules:
@@ -105,7 +139,11 @@ def _finish(code: int, alone: bool, given: list[str]) -> None:
 def _guarded(arguments: list[str], debug: bool) -> int:
     try:
         from fasttrain.cli.commands import tree
+        from fasttrain.cli.several import SEVERAL
 
+        SEVERAL.given = arguments
+        SEVERAL.end_here = lambda error: _ended_by_another(error, arguments)
+        SEVERAL.at_last = _end_with_another
         result: Any = tree()(arguments, prog_name="fasttrain", standalone_mode=False)
         sys.stdout.flush()  # here and not when the interpreter ends, where an error could no longer become a sentence
         code = result if isinstance(result, int) else 0
@@ -138,7 +176,12 @@ def _guarded(arguments: list[str], debug: bool) -> int:
             return _EXIT_BROKEN_PIPE
         return error.code if isinstance(error.code, int) else EXIT_BUG
     except Exception as error:
-        return _other(error, debug, arguments)
+        several = _several()
+        lost = several.explain(error) if several is not None else None
+        if lost is None:
+            return _other(error, debug, arguments)
+        _ended_by_another(lost, arguments)
+        return int(lost.exit_code)
 
 
 def _other(error: Exception, debug: bool, arguments: list[str]) -> int:
@@ -209,6 +252,9 @@ def _as_open_files(error: FasttrainError) -> FasttrainError:
 
 def _document_failure(error: FasttrainError) -> None:
     """A script that asked for a document gets one of a failure, too."""
+    several = _several()
+    if several is not None and several.follows:
+        return
     from fasttrain.cli.printing import print_json
 
     with contextlib.suppress(OSError, ValueError):
@@ -243,6 +289,9 @@ def _silence(stream: IO[str]) -> None:
 def _tell(sentence: str) -> None:
     from fasttrain.cli.figures import one_line
 
+    several = _several()
+    if several is not None and several.keep(sentence):
+        return
     # One line, whatever a file name, a key or a library's message holds
     _print_error(f"fasttrain: {one_line(sentence)}")
 

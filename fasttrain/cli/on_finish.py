@@ -15,6 +15,8 @@ from pathlib import Path
 
 from fasttrain.cli.figures import one_line
 from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, FasttrainError, RecipeError
+from fasttrain.machine.own_launcher import own_launcher
+from fasttrain.machine.place import without_place
 from fasttrain.machine.pod_variables import with_pod_variables
 from fasttrain.machine.runpod import VOLUME_IS_BILLED, stop_pod, this_pod
 from fasttrain.run_folder import RunFolder
@@ -73,10 +75,18 @@ class OnFinish:
         """Whether another process is at work on what this one was to do, which has not ended then."""
         return self._in_use or (self._folder is not None and RunFolder(self._folder).in_use_by() is not None)
 
+    def learn(self, run_folder: str, in_use: bool) -> None:
+        """What the ranks that this process started tell of the run."""
+        self._run_folder, self._in_use = run_folder, self._in_use or in_use
+
     def ask(self, command: str | None) -> None:
         """Takes the option's value. Raises RecipeError where it is empty, MachineError where there is no pod to be stopped."""
         self._heard, self._in_use = True, False
         if command is None:
+            return
+        if own_launcher() is not None:
+            # It is for the process that started the ranks, which has checked it and outlives them
+            self._command = command
             return
         if not command.strip():
             raise RecipeError("--on-finish is empty; give it a command, or stop-pod")
@@ -89,6 +99,8 @@ class OnFinish:
         """Remembers the run's folder, for the command to know it."""
         if isinstance(event, RunStarted):
             self._run_folder = os.path.abspath(RunFolder(Path(event.run)).whole())
+            if (launch := own_launcher()) is not None:
+                launch.tell(run=self._run_folder)
 
     def close(self) -> None:
         """An observer has nothing more to hear; the command comes later."""
@@ -96,6 +108,9 @@ class OnFinish:
     def carry_out(self, exit_code: int, seconds_to_stay: float = _SECONDS_TO_STAY) -> None:
         """After every end but 143, which someone else decided on and after which the run is to go on. Never raises."""
         command, self._command, self._heard = self._command, None, False
+        if (launch := own_launcher()) is not None:
+            launch.tell(in_use=exit_code != 0 and self.in_use)
+            return
         if command is None or exit_code == EXIT_TERMINATED:
             return
         if self.in_use:
@@ -135,7 +150,11 @@ class OnFinish:
         self._process = process
 
     def _run(self, command: str, exit_code: int) -> None:
-        environ = {**os.environ, "FASTTRAIN_EXIT_CODE": str(exit_code), "FASTTRAIN_RUN": self._run_folder}
+        environ = {
+            **without_place(os.environ),
+            "FASTTRAIN_EXIT_CODE": str(exit_code),
+            "FASTTRAIN_RUN": self._run_folder,
+        }
         try:
             # Its output is no part of the document that --json promises
             self._process = subprocess.Popen(

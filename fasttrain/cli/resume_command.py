@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fasttrain.cli.launching import GpusOption, launched
 from fasttrain.cli.limit_options import (
     MaxCostOption,
     MaxHoursOption,
@@ -48,6 +49,7 @@ def resume_command(
         Path | None, typer.Option("--data", help="Folder of the data set; else where the run began with it.")
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="Another device than the run began on.")] = None,
+    gpus: GpusOption = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,6 +92,8 @@ def resume_command(
                 print_json({"status": "done", "run": str(newest)})
             return 0
         run = unfinished
+    if (code := launched(gpus, device or "auto")) is not None:
+        return code
     return go_on(RunFolder(run), data, device, limits, json, assignments or [])
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fasttrain.cli.launching import GpusOption, launched
 from fasttrain.cli.limit_options import (
     MaxCostOption,
     MaxHoursOption,
@@ -67,6 +68,7 @@ def train_command(
         typer.Option("--fold", help="Fold of a k-fold split that validates; all: every fold in turn.", metavar="K|all"),
     ] = None,
     device: DeviceOption = "auto",
+    gpus: GpusOption = None,
     tuned: Annotated[
         bool, typer.Option("--tuned", help="Use what `tune-batch` or `tune` found for this recipe on this machine.")
     ] = False,
@@ -98,7 +100,9 @@ def train_command(
     ON_FINISH.belongs_to(None if dry_run else run)
     ON_FINISH.ask(None if dry_run else on_finish)
     # A command that is given over and over would have its hours anew each time
-    limits = read_limits(max_hours, max_cost, price_per_hour, until_dice, of_run=resume is not None)
+    limits = read_limits(
+        max_hours, max_cost, price_per_hour, until_dice, of_run=resume is not None or SEVERAL.restarts > 0
+    )
     sets = list(assignments or [])
     all_folds = fold == "all"
     resolved = resolve(recipe, sets) if fold is None or all_folds else resolve_fold(recipe, sets, fold)
@@ -108,19 +112,24 @@ def train_command(
         check_folds(resolved.recipe.data.split)
     # Looked at before torch is loaded, which takes seconds
     wants_gpu(device)
-    if resume is not None and not dry_run:
-        if resume != "auto":
+    again = resume is None and SEVERAL.restarts > 0
+    if (resume is not None or again) and not dry_run:
+        if resume not in ("auto", None):
             raise RecipeError(
                 f"--resume {resume}: should be auto; `fasttrain resume RUN` goes on with a run of your choice"
             )
-        run, begun = run_of_command(resolved.recipe.name, run)
+        run, begun = run_of_command(resolved.recipe.name, run, since=SEVERAL.began_at if again else None)
         if run is not None and begun:
             from fasttrain.cli.resume_command import go_on
 
+            if (code := launched(gpus, device)) is not None:
+                return code
             going = None if device == "auto" else device
             return go_on(RunFolder(run), data, going, limits, json, asked=resolved.recipe)
     if run is not None and not dry_run:
         RunFolder(run).check_new()
+    if (code := launched(gpus, device)) is not None:
+        return code
     _limit_threads(resolved.recipe, device)
     asked = resolved.recipe
     with stop_on_signals() as stop:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from fasttrain.cli.on_finish import ON_FINISH
+from fasttrain.cli.several import SEVERAL
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, exit_code_of
 
@@ -23,6 +24,8 @@ GRACE_SECONDS = 1.5
 """For a run to end in order; a pod that is taken back leaves about five."""
 ONE_AND_THE_SAME_SECONDS = 0.2
 """`timeout`, a shell's job control and some supervisors send a signal to the process and to its group: that is one, not two."""
+_SECONDS_FOR_ANOTHER = 12.0
+"""Until it is known which rank has ended."""
 _CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGTERM: EXIT_TERMINATED,
@@ -39,6 +42,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     heard = [number for number in _CODES if signal.getsignal(number) is not signal.SIG_IGN]
     former = {number: signal.signal(number, answer.in_main_thread) for number in heard}
     answer.begin()
+    SEVERAL.heed(answer.stop, answer.asked_by_another)
     try:
         yield answer.stop
     finally:
@@ -95,6 +99,10 @@ class _Answer:
     def _hear(self, number: int, hearer: str) -> None:
         if os.getpid() != self._owner:
             return
+        if not self._first_at and SEVERAL.ended_by_launcher(number):
+            # Another rank has ended; whoever knows why says so and ends this one, at the latest before the launcher kills it
+            threading.Thread(target=self._end_after_another, name="signals-launcher", daemon=True).start()
+            return
         now, name = time.monotonic(), signal.Signals(number)
         heard = bool(self._first_at)
         first = self._first_at.setdefault(hearer, now)
@@ -104,10 +112,22 @@ class _Answer:
             if not self.stop.begun:
                 self._end("before anything was begun")
             self.stop.ask("Ctrl-C" if number == signal.SIGINT else name.name, self._code)
-            threading.Thread(target=self._end_at_rest, name="signals-grace", daemon=True).start()
+            if not SEVERAL.follows:
+                # The first rank of several ends all
+                threading.Thread(target=self._end_at_rest, name="signals-grace", daemon=True).start()
         elif now - first > ONE_AND_THE_SAME_SECONDS:
             self._code = _CODES[name]
             self._end("at once, by a second signal", final=False)
+
+    def asked_by_another(self, code: int) -> None:
+        """Another rank was told to stop, and with it all."""
+        if not self._first_at and not SEVERAL.follows:
+            self._code = code
+            threading.Thread(target=self._end_at_rest, name="signals-grace", daemon=True).start()
+
+    def _end_after_another(self) -> None:
+        if not self._over.wait(_SECONDS_FOR_ANOTHER):
+            os._exit(EXIT_TERMINATED)
 
     def _end_at_rest(self) -> None:
         """Where the run does not end by itself, but nothing of it changes either."""
@@ -122,11 +142,12 @@ class _Answer:
 
     def _end(self, how: str, final: bool = True) -> None:
         goes_on = self.stop.goes_on_with
-        if not self._told and not (final and self.stop.told):
+        SEVERAL.gone(self._code)
+        if not self._told and not (final and self.stop.told) and not SEVERAL.follows:
             self._told = True
             _print(f"fasttrain: stopped {how}" + (f"; go on with: {goes_on}{ON_FINISH.option}" if goes_on else ""))
-        _kill_children()
-        if final and self._code == EXIT_INTERRUPTED:
+        kill_children()
+        if final and self._code == EXIT_INTERRUPTED and not SEVERAL.follows:
             ON_FINISH.carry_out(self._code)
         os._exit(self._code)
 
@@ -136,7 +157,7 @@ def _print(line: str) -> None:
         os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
-def _kill_children() -> None:
+def kill_children() -> None:
     """All that this process started, and what they started."""
     own = os.getpid()
     parents: dict[int, int] = {}

@@ -17,7 +17,7 @@ _TENSOR = "tensor"
 
 @dataclass(frozen=True)
 class Offer:
-    """Where another process finds the memory of a record, and by which inode and size it knows that it is that memory."""
+    """Where another process finds memory without a name, and by which inode and size it knows that it is that memory."""
 
     pid: int
     descriptor: int
@@ -32,13 +32,20 @@ class Offer:
 
     def taken(self) -> dict[str, Any]:
         """The record, its tensors in that very memory; raises OSError where the process cannot be reached."""
+        return mapped(self._opened())
+
+    def values(self) -> torch.Tensor:
+        """All its bytes, uint8, in that very memory; raises OSError as `taken`."""
+        return mapped_bytes(self._opened())
+
+    def _opened(self) -> int:
         memory = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
         seen = os.fstat(memory)
         if (seen.st_ino, seen.st_size) != (self.inode, self.size):
             os.close(memory)
             # Processes in other containers have other numbers
             raise ProcessLookupError(f"process {self.pid} is another one here")
-        return mapped(memory)
+        return memory
 
 
 def written(record: dict[str, Any]) -> int:
@@ -64,16 +71,21 @@ def mapped(memory: int) -> dict[str, Any]:
     """The record that lies there, its tensors in that very memory, which is given back with the last of them; the descriptor is
     closed.
     """
-    try:
-        # Python's mmap would keep a descriptor for each
-        size = os.fstat(memory).st_size
-        whole = torch.from_file(f"/proc/self/fd/{memory}", shared=True, size=size, dtype=torch.uint8)
-    finally:
-        os.close(memory)
+    whole = mapped_bytes(memory)
     length = int.from_bytes(whole[:8].numpy().tobytes(), "little")
     text = whole[8 : 8 + length].numpy().tobytes()
     values = whole[_after(text) :]
     return {key: _real(value, values) for key, value in json.loads(text).items()}
+
+
+def mapped_bytes(memory: int) -> torch.Tensor:
+    """All of it, uint8; the descriptor is closed."""
+    try:
+        # Python's mmap would keep a descriptor for each
+        size = os.fstat(memory).st_size
+        return torch.from_file(f"/proc/self/fd/{memory}", shared=True, size=size, dtype=torch.uint8)
+    finally:
+        os.close(memory)
 
 
 def _plain(value: Any, tensors: list[np.ndarray]) -> Any:

@@ -18,6 +18,7 @@ from fasttrain.engine.session import Session
 from fasttrain.engine.state import Progress
 from fasttrain.errors import EXIT_DONE, exit_code_of
 from fasttrain.history.report import told_of, write_report
+from fasttrain.machine.own_launcher import own_launcher
 from fasttrain.run_folder import RunFolder
 from fasttrain.scoring.slices import slices_by_case
 from fasttrain.telemetry.events import Message, RunEnded
@@ -142,7 +143,8 @@ def _resume_command(folder: RunFolder, session: Session, status: str, stopped_by
 
 def resume_line(folder: RunFolder, session: Session) -> str:
     """The command line by which a run goes on, under the limits of this session."""
-    return f"fasttrain resume {shlex.quote(str(folder.whole()))}{session.limits.options}"
+    gpus = f" --gpus {session.ranks.place.local_ranks}" if own_launcher() is not None else ""
+    return f"fasttrain resume {shlex.quote(str(folder.whole()))}{gpus}{session.limits.options}"
 
 
 def end_spent(folder: RunFolder, session: Session, going: GoingOn, limit: str, told: str) -> RunResult:

@@ -54,10 +54,11 @@ def open_all(
         # Cases are made and copied as they come; the host keeps what the GPU has no room for
         copied = lambda done, total: progress("reading training cases to the GPU", done, total)  # noqa: E731
         made = Preprocess(recipe)
-        source = made_together(split.train, made, ranks, ahead, told) or open_case_source(
-            "none", split.train, made, plan.fill_threads, told=told, ahead=ahead
-        )
-        return fill(source, recipe, hardware.torch_device, plan.resident_bytes, plan.fill_threads, copied, told)
+        together = made_together(split.train, made, ranks, ahead, told)
+        source = together or open_case_source("none", split.train, made, plan.fill_threads, told=told, ahead=ahead)
+        sharing = ranks if together is not None and plan.cards > 1 else None
+        device, threads = hardware.torch_device, plan.fill_threads
+        return fill(source, recipe, device, plan.resident_bytes, threads, copied, told, sharing)
 
     training: CaseSource | Resident | None = None
     validation: CaseSource | None = None
@@ -65,7 +66,7 @@ def open_all(
     try:
         try:
             if plan.cache == "gpu":
-                training = one_outcome(ranks.gather, resident)
+                training = one_outcome(ranks.gather, resident, Resident.close)
             else:
                 training = opened("training", split.train)
         except DataError as error:
@@ -79,7 +80,7 @@ def open_all(
             ahead.close()
     if training is None or validation is None or faults:
         for one in (validation, training):
-            if one is not None and not isinstance(one, Resident):
+            if one is not None:
                 one.close()
         raise DataError(faults)
     return training, validation

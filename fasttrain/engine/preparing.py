@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.data.caches import build_bytes, estimate_bytes
+from fasttrain.data.caches.shared import are_shared
 from fasttrain.data.finding import cases_for
 from fasttrain.data.location import data_root
 from fasttrain.data.made_ahead import MadeAhead, can_make_ahead
@@ -179,7 +180,7 @@ def look(
 
 def _made_ahead(looked: Looked, split: Split) -> MadeAhead | None:
     """Volumes of the cache that are begun while the GPU is measured. On a CPU they would slow what is measured there, and other
-    kinds of cache may hold the volumes already. Of several ranks it is the first's, whose CPUs are all: the others wait meanwhile.
+    kinds of cache may hold the volumes already. Of several ranks the first begins them, on all CPUs: the others wait meanwhile.
     """
     recipe, hardware, sizes = looked.recipe, looked.hardware, looked.sizes
     if not hardware.on_gpu or recipe.data.cache.kind not in _READ_WHOLE or not can_make_ahead():
@@ -191,6 +192,8 @@ def _made_ahead(looked: Looked, split: Split) -> MadeAhead | None:
         return None
     trained, validated = Preprocess(recipe), Preprocess(recipe, training=False)
     work = [*((case, trained) for case in split.train), *((case, validated) for case in split.validation)]
+    if are_shared(work):
+        return None
     try:
         return MadeAhead(work, processes, _MOST_OPEN if hardware.local_ranks > 1 else 0)
     except OSError:

@@ -237,7 +237,8 @@ def _carry_out(
     try:
         session.emit(_started(folder, prepared, session, saved))
         raise_open_file_limit()
-        short = attempt.run(prepared, forgiving=smaller is not None)
+        with session.ranks.ended_by(lambda lost: end_run(folder, prepared, session, attempt.fit, saved, lost)):
+            short = attempt.run(prepared, forgiving=smaller is not None)
         if short is not None and smaller is not None:
             attempt.close()
             session.emit(told_of_second_try(recipe.training, smaller.recipe.training, short))

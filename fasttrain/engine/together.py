@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 STEPS_BEFORE_A_GRAPH = 11
-"""torch's own number of warm-up iterations where DistributedDataParallel is recorded: it lays its buckets out anew in the first."""
+"""torch's own number of warm-up iterations where DistributedDataParallel is recorded."""
 _BUCKET_MIB = 25
 
 
@@ -74,6 +75,8 @@ class DataParallel:
         from torch.nn.parallel import DistributedDataParallel
 
         device = next(network.parameters()).device
+        # Steps run on a stream of their own before one is recorded; the recorded ones, which are nearly all, know no streams
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # On a stream of its own, as torch asks for where steps are recorded
         with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():

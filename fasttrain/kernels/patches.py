@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,11 +16,34 @@ _BLOCK = 512
 
 
 @dataclass(frozen=True, eq=False)
+class Parts:
+    """Memory of several processes, in which volumes lie.
+
+    owners: of each case the number of its memory; memories: (images, labels) as in Volumes, None where they are on another GPU;
+    image_distances, label_distances: int64 [case], from the first of the own images or labels to the first of the owner's, in
+    elements.
+    """
+
+    owners: tuple[int, ...]
+    memories: tuple[tuple[Tensor, Tensor] | None, ...]
+    image_distances: Tensor
+    label_distances: Tensor
+
+    def memory_of(self, case: int) -> tuple[Tensor, Tensor]:
+        """Raises LookupError where it cannot be seen from here."""
+        memory = self.memories[self.owners[case]]
+        if memory is None:
+            raise LookupError(f"case {case} lies on another GPU")
+        return memory
+
+
+@dataclass(frozen=True, eq=False)
 class Volumes:
     """Volumes of several sizes side by side in flat memory on one device.
 
     images: [voxels · channels], channels last, float16 or float32; labels: [voxels] uint8 or int16. places: int64 [case], the
-    voxel that each begins with; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1).
+    voxel that each begins with; lengths: int32 [case, 3] voxels along each axis (a plane has a depth of 1). parts: where some
+    lie in memory of other processes, in which their places are then.
     """
 
     images: Tensor
@@ -27,14 +51,30 @@ class Volumes:
     places: Tensor
     lengths: Tensor
     channels: int
+    parts: Parts | None = None
+
+    @cached_property
+    def image_places(self) -> Tensor:
+        """int64 [case]: how far from the first of `images` the first value of each lies."""
+        own = self.places * self.channels
+        return own if self.parts is None else own + self.parts.image_distances
+
+    @cached_property
+    def label_places(self) -> Tensor:
+        """int64 [case]: how far from the first of `labels` the first label of each lies."""
+        return self.places if self.parts is None else self.places + self.parts.label_distances
 
     def volume(self, case: int) -> tuple[Tensor, Tensor]:
-        """image [channel, depth, height, width] and label [1, depth, height, width] of a case, as views; reads the device."""
+        """image [channel, depth, height, width] and label [1, depth, height, width] of a case, as views; reads the device.
+
+        Raises LookupError for a case on another GPU, which kernels alone can read.
+        """
         depth, height, width = self.lengths[case].tolist()
         first = int(self.places[case])
         last = first + depth * height * width
-        image = self.images[first * self.channels : last * self.channels].view(depth, height, width, self.channels)
-        return image.movedim(-1, 0), self.labels[first:last].view(1, depth, height, width)
+        images, labels = (self.images, self.labels) if self.parts is None else self.parts.memory_of(case)
+        image = images[first * self.channels : last * self.channels].view(depth, height, width, self.channels)
+        return image.movedim(-1, 0), labels[first:last].view(1, depth, height, width)
 
 
 def cut(
@@ -59,7 +99,7 @@ def cut(
     image = torch.empty((samples, *size, volumes.channels), device=cases.device)
     label = torch.empty((samples, 1, *size), device=cases.device, dtype=volumes.labels.dtype)
     cut_patches[math.ceil(voxels / _BLOCK), samples](
-        volumes.images, volumes.labels, volumes.places, volumes.lengths, cases, corners, matrices,
+        volumes.images, volumes.labels, volumes.image_places, volumes.label_places, volumes.lengths, cases, corners, matrices,
         displacement, image, label, cases.stride(0), corners.stride(0), matrices.stride(0), *size,
         CHANNELS=volumes.channels, BENT=displacement is not None, BLOCK=_BLOCK,
     )  # fmt: skip

@@ -13,13 +13,14 @@ def _clamped(value, length):
 
 @triton.jit
 def cut_patches(
-    images, labels, places, lengths, cases, corners, matrices, displacement, out, out_label,
+    images, labels, image_places, label_places, lengths, cases, corners, matrices, displacement, out, out_label,
     case_step, corner_step, matrix_step, depth, height, width,
     CHANNELS: tl.constexpr, BENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (block, sample) writes `BLOCK` voxels of a patch: out [sample, voxel, channel], out_label [sample, voxel].
 
-    images, labels: flat memory in which volume c begins with voxel places[c], channels last; lengths [c, 3].
+    Volume c, channels last, begins image_places[c] values from `images` on and label_places[c] from `labels` on, be it in other
+    memory; lengths [c, 3].
     cases [sample]; corners [sample, 3]; matrices [sample, 3, 3]: output → input offsets from the patch's centre, in voxels;
     displacement [sample, 3, voxel] where BENT.
     """
@@ -54,13 +55,13 @@ def cut_patches(
     near_y = tl.where((part_y > 0.5) | ((part_y == 0.5) & (y0 % 2 == 1)), y0 + 1, y0)
     near_x = tl.where((part_x > 0.5) | ((part_x == 0.5) & (x0 % 2 == 1)), x0 + 1, x0)
     plane = lines.to(tl.int64) * columns
-    place = tl.load(places + case) + (first_z + near_z) * plane + (first_y + near_y).to(tl.int64) * columns
+    place = tl.load(label_places + case) + (first_z + near_z) * plane + (first_y + near_y).to(tl.int64) * columns
     value = tl.load(labels + place + first_x + near_x, mask=there, other=0)
     tl.store(out_label + sample.to(tl.int64) * total + voxel, value, mask=there)
     z1 = tl.minimum(z0 + 1, depth - 1)
     y1 = tl.minimum(y0 + 1, height - 1)
     x1 = tl.minimum(x0 + 1, width - 1)
-    base = images + tl.load(places + case) * CHANNELS
+    base = images + tl.load(image_places + case)
     z0p, z1p = (first_z + z0) * plane, (first_z + z1) * plane
     y0p, y1p = (first_y + y0).to(tl.int64) * columns + first_x, (first_y + y1).to(tl.int64) * columns + first_x
     target = out + (sample.to(tl.int64) * total + voxel) * CHANNELS

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fasttrain.errors import MachineError, RecipeError
 from fasttrain.machine.allocator import gpu_room_bytes
+from fasttrain.machine.cuda_ipc import reach_each_other
 from fasttrain.machine.gpu_sight import look, why_unseen
 from fasttrain.machine.limits import cpu_limit, memory_free, shared_memory_free_bytes
 from fasttrain.machine.open_files import open_file_limit
@@ -28,7 +29,8 @@ class Hardware:
 
     `memory_bound` says what leaves no more memory than `memory_free_gib`. `shared_gib` is what /dev/shm has free and `open_files`
     how many descriptors may be open at once; each is None where nothing bounds it. Of `ranks` processes that train together
-    `local_ranks` share this host's memory; `cpus` are those of one of them.
+    `local_ranks` share this host's memory; `cpus` are those of one of them, and `cards_reach` says whether its GPU can read the
+    memory of the others' where it lies.
     """
 
     device: str
@@ -45,6 +47,7 @@ class Hardware:
     gpu_free_gib: float | None = None
     ranks: int = 1
     local_ranks: int = 1
+    cards_reach: bool = False
 
     @property
     def on_gpu(self) -> bool:
@@ -113,6 +116,7 @@ def survey(setting: str, seat: Place = ALONE) -> Hardware:
         compute_capability=(properties.major, properties.minor),
         cudnn=cudnn_of_torch(),
         gpu_free_gib=round(gpu_room_bytes(index) / GIB, 2),
+        cards_reach=seat.local_ranks > 1 and reach_each_other(index, min(seat.local_ranks, there)),
     )
 
 

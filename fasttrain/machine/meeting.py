@@ -129,9 +129,13 @@ def _wait_for_all(place: Place, store: Store, tell: Callable[[str], None]) -> No
         elif store.check([all_there]):
             return
         waited = time.monotonic() - began
-        named = f"rank {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''}" if place.leads else "all ranks"
+        named = (
+            f"rank {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''}" if place.leads else "all ranks"
+        )
         if waited > _TO_COME_SECONDS:
-            raise MachineError(f"{named} of {place.ranks} did not come within {waited:.0f} s; start all of them, with one WORLD_SIZE")
+            raise MachineError(
+                f"{named} of {place.ranks} did not come within {waited:.0f} s; start all of them, with one WORLD_SIZE"
+            )
         if waited > _TELL_AFTER_SECONDS and not told and place.leads:
             told = True
             tell(f"waiting for {named} of {place.ranks} to come, for at most {_TO_COME_SECONDS:.0f} s")
@@ -140,4 +144,6 @@ def _wait_for_all(place: Place, store: Store, tell: Callable[[str], None]) -> No
 
 def _lost(place: Place, host: str, port: int, error: Exception) -> str:
     told = " ".join(str(error).split())[:200]
-    return f"rank {place.rank} lost the others at {host}:{port} (MASTER_ADDR, MASTER_PORT) before all were there: {told}"
+    return (
+        f"rank {place.rank} lost the others at {host}:{port} (MASTER_ADDR, MASTER_PORT) before all were there: {told}"
+    )

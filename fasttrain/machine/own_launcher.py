@@ -61,4 +61,6 @@ class OwnLauncher:
 def own_launcher(environ: Mapping[str, str] = os.environ) -> OwnLauncher | None:
     """The launch that this process is a rank of; None where another launcher started it, or none."""
     pid, _, folder = environ.get(VARIABLE, "").partition(":")
-    return OwnLauncher(int(pid), Path(folder)) if pid.isdecimal() and folder else None
+    if not pid.isdecimal() or not folder or int(pid) == os.getpid():
+        return None
+    return OwnLauncher(int(pid), Path(folder))

@@ -41,6 +41,25 @@ class Place:
 
 
 ALONE = Place()
+_OF_LAUNCHERS = (
+    *_NAMES,
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def without_place(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a command of the user's own, which is no rank of the run."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_LAUNCHERS and not name.startswith(("TORCHELASTIC_", "FASTTRAIN_LAUNCHER"))
+    }
 
 
 def place(environ: Mapping[str, str]) -> Place:

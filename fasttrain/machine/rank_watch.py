@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.errors import FasttrainError, LostRankError, MachineError, OtherRankError
@@ -36,9 +36,11 @@ _TO_CONNECT_SECONDS = 20.0
 _TO_KNOW_SECONDS = 5.0
 """From a sum that broke off until the line says who is gone."""
 _TO_NOTICE_SECONDS = 2.0
-_TO_END_SECONDS = 15.0
+_TO_END_SECONDS = 10.0
 _ADDRESS_KEY = "fasttrain/watch"
-_OF_OTHERS = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe|connection (was )?(closed|refused)|tcpstore", re.IGNORECASE)
+_OF_OTHERS = re.compile(
+    r"gloo|nccl|closed by peer|reset by peer|broken pipe|connection (was )?(closed|refused)|tcpstore", re.IGNORECASE
+)
 
 
 class _Peer:
@@ -73,6 +75,8 @@ class RankWatch:
         """What ended another rank; the first stands."""
         self.over_code: int | None = None
         """With which the first rank ends the command."""
+        self.at_last: Callable[[int], None] = lambda code: None
+        """Called with the exit code before the watch ends the process."""
         self.first_ended = threading.Event()
         """That the first rank's process is gone."""
         self._on_failure = on_failure
@@ -80,6 +84,7 @@ class RankWatch:
         self._lock = threading.Lock()
         self._main_ends, self._known, self._answered = threading.Event(), threading.Event(), threading.Event()
         self._closed = threading.Event()
+        self._ends: list[Callable[[FasttrainError], object]] = []
         self._stop: Any = None
         self._on_stop: Callable[[int], None] = lambda code: None
         self._stop_told = False
@@ -87,7 +92,8 @@ class RankWatch:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         self._strangers: list[_Peer] = []
-        self._token, self._door = "", None
+        self._token = ""
+        self._door: socket.socket | None = None
         if place.leads:
             self._open(store)
         else:
@@ -136,6 +142,20 @@ class RankWatch:
             return self.failure
         told = " ".join(str(error).split())[:200]
         return LostRankError(f"the connection between the ranks broke off: {told}")
+
+    @contextlib.contextmanager
+    def ended_by(self, end: Callable[[FasttrainError], object]) -> Iterator[None]:
+        """A scope in which `end` is called before the process is ended for another rank's failure: a run's own last words.
+
+        Raises the failure that is known already.
+        """
+        if self.failure is not None:
+            raise self.failure
+        self._ends.append(end)
+        try:
+            yield
+        finally:
+            self._ends.pop()
 
     def wait_for_first(self) -> None:
         """Until the first rank's process has ended: whoever ends before it with a failure has the launcher end it too."""
@@ -208,7 +228,11 @@ class RankWatch:
 
     def _greet(self, peer: _Peer, message: dict[str, Any]) -> None:
         rank, token = message.get("hello"), str(message.get("token", ""))
-        if not secrets.compare_digest(token, self._token) or not isinstance(rank, int) or not 0 < rank < self.place.ranks:
+        if (
+            not secrets.compare_digest(token, self._token)
+            or not isinstance(rank, int)
+            or not 0 < rank < self.place.ranks
+        ):
             self._drop(peer)
             return
         self._strangers.remove(peer)
@@ -252,7 +276,11 @@ class RankWatch:
         if not self.place.leads:
             self.first_ended.set()
         if not peer.leaves:
-            self._fail(LostRankError(f"{_named(peer)} ended without a word: it was killed (as the system does where memory runs out)"))
+            self._fail(
+                LostRankError(
+                    f"{_named(peer)} ended without a word: it was killed (as the system does where memory runs out)"
+                )
+            )
         self._answered.set()
 
     def _tick(self, now: float) -> None:
@@ -317,12 +345,18 @@ class RankWatch:
                 return
         if not self._main_ends.wait(_TO_NOTICE_SECONDS):
             with contextlib.suppress(Exception):
+                within(_TO_END_SECONDS, lambda: self._last_words(failure))
+            with contextlib.suppress(Exception):
                 within(_TO_END_SECONDS, lambda: heard(failure))
         elif self._is_over(_TO_END_SECONDS):
             # All that is left to do is the user's own command
             return
         self.over(failure.exit_code)
-        os._exit(failure.exit_code)
+        self._exit(failure.exit_code)
+
+    def _last_words(self, failure: FasttrainError) -> None:
+        for end in reversed(self._ends):
+            end(failure)
 
     def _is_over(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -336,7 +370,12 @@ class RankWatch:
         if not self.over_code:
             # It needs not be hurried: the launcher waits for all
             time.sleep(_TO_END_SECONDS)
-        os._exit(self.over_code or 0)
+        self._exit(self.over_code or 0)
+
+    def _exit(self, code: int) -> None:
+        with contextlib.suppress(Exception):
+            self.at_last(code)
+        os._exit(code)
 
 
 def is_of_others(error: BaseException) -> bool:

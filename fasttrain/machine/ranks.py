@@ -6,17 +6,19 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fasttrain.errors import MachineError
+from fasttrain.errors import FasttrainError, MachineError
+from fasttrain.machine.meeting import meet
 from fasttrain.machine.place import ALONE, Place
+from fasttrain.machine.rank_watch import RankWatch
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store, Work
 
-_MOST_SECONDS_TO_JOIN = 600
 _A_DAY = timedelta(days=1)
 """Of a collective: ranks wait for one that validates a large case or compiles. That one is lost is found by `rank_watch`."""
 
@@ -43,6 +45,14 @@ class Ranks(Protocol):
         """Whether any rank's flag is set, which the function that is returned waits for."""
         ...
 
+    def explain(self, error: BaseException) -> FasttrainError | None:
+        """The sentence for an error of torch's that says no more than that another rank is gone; None for any other."""
+        ...
+
+    def ended_by(self, end: Callable[[FasttrainError], object]) -> AbstractContextManager[None]:
+        """A scope of a run that another rank's failure ends: `end` is called then, from a thread, before the process ends."""
+        ...
+
 
 class OnlyOne:
     """A run of one process: nothing is sent anywhere."""
@@ -65,6 +75,14 @@ class OnlyOne:
         """The flag."""
         return lambda: flag
 
+    def explain(self, error: BaseException) -> None:
+        """There is no other."""
+        return
+
+    def ended_by(self, end: Callable[[FasttrainError], object]) -> AbstractContextManager[None]:
+        """There is no other."""
+        return contextlib.nullcontext()
+
 
 ONLY_ONE = OnlyOne()
 
@@ -72,14 +90,15 @@ ONLY_ONE = OnlyOne()
 class Joined:
     """The ranks of torch's default process group. Values travel by gloo, on the CPU, beside a GPU's work.
 
-    store: the launcher's key-value store, for what can't wait for all ranks.
+    store: the launcher's key-value store, for what can't wait for all ranks. watch: who of them failed or is gone.
     """
 
-    def __init__(self, place: Place, store: Store) -> None:
+    def __init__(self, place: Place, store: Store, watch: RankWatch) -> None:
         import torch.distributed as dist
 
         self.place = place
         self.store = store
+        self.watch = watch
         self._control: ProcessGroup = dist.new_group(backend="gloo", timeout=_A_DAY)
         self._host = self._of_host()
 
@@ -122,10 +141,19 @@ class Joined:
 
         return ended
 
+    def explain(self, error: BaseException) -> FasttrainError | None:
+        """Who is gone, where something sent to or from other ranks broke off."""
+        return self.watch.explain(error)
+
+    def ended_by(self, end: Callable[[FasttrainError], object]) -> AbstractContextManager[None]:
+        """A scope in which `end` writes down that another rank's failure has ended the run, from any thread."""
+        return self.watch.ended_by(end)
+
     def close(self) -> None:
         """Leaves the group; a rank that is gone already is no reason to wait."""
         import torch.distributed as dist
 
+        self.watch.close()
         with contextlib.suppress(RuntimeError, ValueError):
             dist.destroy_process_group()
 
@@ -143,17 +171,23 @@ class Joined:
         return own
 
 
-def join(place: Place, device: torch.device) -> Joined:
-    """Meets the other ranks; on a GPU sums of tensors on it go by NCCL. Raises MachineError where they cannot be met."""
+def join(
+    place: Place,
+    device: torch.device,
+    on_failure: Callable[[FasttrainError], None] | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Joined:
+    """Meets the other ranks; on a GPU sums of tensors on it go by NCCL. on_failure: as `RankWatch` has it; tell: hears who is
+    waited for. Raises MachineError where they cannot be met.
+    """
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
-    where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    # A lost rank is found by the watch, which lets the first rank say so; torch's own answer is to abort the process
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    store = meet(place, tell)
+    watch: RankWatch | None = None
     try:
-        found = next(
-            iter(rendezvous("env://", place.rank, place.ranks, timeout=timedelta(seconds=_MOST_SECONDS_TO_JOIN)))
-        )
-        store: Store = found[0]
+        watch = RankWatch(place, store, on_failure)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -162,8 +196,12 @@ def join(place: Place, device: torch.device) -> Joined:
             timeout=_A_DAY,
             device_id=device if device.type == "cuda" else None,
         )
-        return Joined(place, store)
+        return Joined(place, store, watch)
     except (RuntimeError, ValueError) as error:
+        known = watch.explain(error) if watch is not None else None
+        if known is not None:
+            raise known from error
+        where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
         told = " ".join(str(error).split())[:300]
         raise MachineError(
             f"the {place.ranks} ranks could not meet at {where} (MASTER_ADDR, MASTER_PORT): {told}"

@@ -213,13 +213,15 @@ DEFAULT_SHARE = 0.5
 class CacheSpec(Spec):
     """Where preprocessed volumes are kept between epochs.
 
-    `gpu` keeps the cases that train in the GPU's memory, where patches are cut and augmented. `folder` is for `disk` and
-    `lmdb`; null means `$FASTTRAIN_CACHE`, or the user's cache folder. The rest is for `smart`, which
-    keeps a share or a number of the cases in memory, trains an epoch on these alone, and replaces a share of them after each
-    epoch. The cases are gone through in the order drawn from `shuffle_seed`; null keeps the order of their names.
+    `gpu` keeps the cases that train in the GPU's memory, where patches are cut and augmented. Several GPUs keep a copy each, or,
+    where the set is too large for that, a part each, and cut patches out of each other's memory (`shard`: `on` always does so,
+    `off` never). `folder` is for `disk` and `lmdb`; null means `$FASTTRAIN_CACHE`, or the user's cache folder. The rest is for
+    `smart`, which keeps a share or a number of the cases in memory, trains an epoch on these alone, and replaces a share of them
+    after each epoch. The cases are gone through in the order drawn from `shuffle_seed`; null keeps the order of their names.
     """
 
     kind: Literal["auto", "none", "memory", "disk", "lmdb", "smart", "gpu"] = "auto"
+    shard: Switch = "auto"
     folder: Annotated[str, Field(min_length=1)] | None = None
     cache_share: Annotated[Float, Field(gt=0.0, le=1.0)] | None = None
     cache_cases: PositiveInt | None = None

@@ -227,6 +227,11 @@ def _faults_of_data(recipe: Recipe) -> Iterator[Fault]:
                 ("data", "cache", key),
                 f"is for data.cache.kind: smart, and the kind is {data.cache.kind}; set that, or leave this out",
             )
+    if data.cache.shard == "on" and data.cache.kind not in ("auto", "gpu"):
+        yield (
+            ("data", "cache", "shard"),
+            f"is for data.cache.kind: gpu, and the kind is {data.cache.kind}; set that, or leave this out",
+        )
     if isinstance(data.source, PhantomSource) and (len(data.channels) != 1 or data.classes.keys() != {1, 2}):
         yield ("data", "source"), "phantoms have one channel and the label values 1 and 2"
 

@@ -102,19 +102,26 @@ def faults_of_search(recipe: Recipe, check: Check) -> Iterator[Fault]:
     if named:
         return
     raw = {**recipe.model_dump(mode="python"), "search": None}
-    base = _beside(space, {}, None)
-    told: set[Fault] = set()
-    for fault in _tried(raw, base, check):
-        told.add(fault)
-        yield _at(fault, base)
+    alone = list(_faults_alone(raw, space, check))
+    yield from alone
+    if not alone:
+        base = _beside(space)
+        for fault in _tried(raw, base, check):
+            yield _at(fault, base)
+
+
+def _faults_alone(raw: dict[str, Any], space: Mapping[str, Entry], check: Check) -> Iterator[Fault]:
+    """Of each entry beside the recipe's own values, and what its `when` asks for."""
+    told: set[tuple[str, Fault]] = set()
     for path in in_order(space):
         for value, key in tried_values(space[path]):
-            values = _beside(space, {path: value}, path)
+            values = {path: value}
+            _satisfy(space, path, values)
             for fault in _tried(raw, values, check):
-                if fault not in told:
-                    told.add(fault)
-                    text = f"{_shown(value)} is out of what {dotted(fault[0])} takes: {fault[1]}"
-                    yield ("search", "space", path, key), text
+                if (path, fault) not in told:
+                    told.add((path, fault))
+                    where = "" if dotted(fault[0]) == path else f"{dotted(fault[0])}: "
+                    yield ("search", "space", path, key), f"{_shown(value)} cannot be: {where}{fault[1]}"
 
 
 def _tried(raw: dict[str, Any], values: Mapping[str, Any], check: Check) -> list[Fault]:
@@ -127,20 +134,19 @@ def _tried(raw: dict[str, Any], values: Mapping[str, Any], check: Check) -> list
 def _at(fault: Fault, values: Mapping[str, Any]) -> Fault:
     """The entry that a fault of all entries together most probably comes from."""
     named = dotted(fault[0])
-    by = [path for path in values if named == path or named.startswith((f"{path}.", f"{path}[")) or path.startswith(named)]
+    by = [
+        path for path in values if named == path or named.startswith((f"{path}.", f"{path}[")) or path.startswith(named)
+    ]
     where: Keys = ("search", "space", *by[:1])
     return where, f"the first values of the space give no recipe: {named}: {fault[1]}"
 
 
-def _beside(space: Mapping[str, Entry], chosen: dict[str, Any], wanted: str | None) -> dict[str, Any]:
-    """Values of all entries that are searched together with `wanted`: the first of each, unless they are chosen or asked for."""
-    values = dict(chosen)
-    if wanted is not None:
-        _satisfy(space, wanted, values)
+def _beside(space: Mapping[str, Entry]) -> dict[str, Any]:
+    """The first value of each entry, of those that are searched together."""
     found: dict[str, Any] = {}
     for path in in_order(space):
         if active(space, path, found):
-            found[path] = values[path] if path in values else tried_values(space[path])[0][0]
+            found[path] = tried_values(space[path])[0][0]
     return found
 
 
@@ -208,7 +214,10 @@ def _paths() -> list[str]:
     from fasttrain.recipe.reference import sections
 
     found = dict.fromkeys(
-        re.sub(r"\[\w+\]", "", path) for one in sections() for path in (one.path, *(key.path for key in one.keys)) if path
+        re.sub(r"\[\w+\]", "", path)
+        for one in sections()
+        for path in (one.path, *(key.path for key in one.keys))
+        if path
     )
     return list(found)
 

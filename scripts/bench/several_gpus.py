@@ -66,12 +66,8 @@ def _trained(given: argparse.Namespace, count: int, run: Path) -> dict[str, Any]
             "output.plots=false",
             "output.pictures=off",
         ]
-    command = [sys.executable]
-    if count > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", "--", "fasttrain"]
-    else:
-        command += ["-m", "fasttrain"]
-    command += ["train", "--recipe", given.recipe, "--data", given.data, "--run", str(run)]
+    command = [sys.executable, "-m", "fasttrain", "train", "--recipe", given.recipe, "--data", given.data, "--run", str(run)]
+    command += ["--gpus", str(count)]
     command += [f"--set={text}" for text in sets]
     began = time.time()
     ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

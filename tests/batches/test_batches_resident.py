@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 
 from fasttrain.batches import LoaderSource, Loading, Order, ResidentSource, fill, resident_volumes
 from fasttrain.errors import DataError
-from fasttrain.kernels.patches import Volumes, cut, plain
+from fasttrain.kernels.patches import Parts, Volumes, cut, plain
+from fasttrain.kernels.rows import INTERPRETED
 from fasttrain.samples import Grid, Sample
 
 SHAPES = [(16, 16, 16), (22, 17, 30), (40, 16, 19)]
@@ -295,3 +297,40 @@ def test_the_kernel_reads_what_slices_and_grid_sample_read(
         ours, theirs = (one(volumes, cases, corners, matrices, size, field) for one in (cut, plain))
         assert (ours[0] - theirs[0]).abs().max() < 1e-4
         assert (ours[1] != theirs[1]).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("device", [DEVICES[1]] if not INTERPRETED else ["cpu"])
+def test_the_kernel_reads_cases_of_other_memory(device: str, channels: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    lengths = [(9, 10, 21), (12, 8, 9), (8, 8, 8)]
+    voxels = [int(np.prod(one)) for one in lengths]
+    image = torch.randn(sum(voxels) * channels, device=device).to(dtype)
+    label = torch.randint(0, 5, (sum(voxels),), device=device, dtype=torch.uint8)
+    starts = [0, voxels[0], voxels[0] + voxels[1]]
+    table = torch.tensor(lengths, device=device, dtype=torch.int32)
+    whole = Volumes(image, label, torch.tensor(starts, device=device), table, channels)
+    # The case in the middle lies in memory of its own, behind one voxel
+    other = (
+        torch.cat([image[:channels], image[voxels[0] * channels : starts[2] * channels]]),
+        torch.cat([label[:1], label[voxels[0] : starts[2]]]),
+    )
+    own = (
+        torch.cat([image[: voxels[0] * channels], image[starts[2] * channels :]]),
+        torch.cat([label[: voxels[0]], label[starts[2] :]]),
+    )
+    away = [
+        torch.tensor([0, (far.data_ptr() - near.data_ptr()) // near.element_size(), 0], device=device)
+        for far, near in zip(other, own, strict=True)
+    ]
+    parts = Parts((0, 1, 0), (own, other), *away)
+    parted = Volumes(*own, torch.tensor([0, 1, voxels[0]], device=device), table, channels, parts)
+    cases = torch.tensor([0, 1, 2, 1], device=device, dtype=torch.int32)
+    corners = torch.tensor([[1, 2, 3], [2, 0, 1], [0, 0, 0], [6, 1, 2]], device=device, dtype=torch.int32)
+    matrices = torch.eye(3, device=device) + torch.randn(4, 3, 3, device=device) * 0.2
+    for one, two in zip(*(cut(some, cases, corners, matrices, (6, 7, 7)) for some in (whole, parted)), strict=True):
+        assert torch.equal(one, two)
+    assert torch.equal(parted.volume(1)[0], whole.volume(1)[0])
+    with pytest.raises(LookupError):
+        replace(parted, parts=replace(parts, memories=(own, None))).volume(1)

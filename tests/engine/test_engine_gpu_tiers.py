@@ -125,6 +125,43 @@ def test_the_plan_of_a_measured_step_leaves_it_its_memory(
     assert again.resident_bytes == made.resident_bytes
 
 
+FOUR = replace(H100, ranks=4, local_ranks=4, cards_reach=True)
+
+
+def test_several_cards_hold_a_copy_each_or_a_part_each(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "missing_for_compile", lambda: None)
+    monkeypatch.setattr(memory_plan, "missing_for_kernels", lambda _: None)
+
+    def decided(training_gib: int, hardware: Hardware = FOUR, shard: str = "auto") -> tuple[int, str, int, str]:
+        recipe = tiny(data__workers="auto", data__cache={"kind": "gpu", "shard": shard}).recipe
+        sizes = plan.Sizes(300, 2, 0, 1, 2, 1, 2, 5, 4, 20, training_gib * GIB, 0, 2 * GIB, training_gib * GIB)
+        cards, why = gpu_memory.cards_together(recipe, hardware, sizes, 20 * GIB)
+        resident = gpu_memory.resident_bytes(recipe, hardware, sizes, 20 * GIB)
+        on_gpus = gpu_memory.on_gpus_bytes(recipe, hardware, sizes, 20 * GIB)
+        need = memory_plan.memory_need(recipe, hardware, sizes, "gpu", on_gpus)
+        assert need.volumes == training_gib * GIB - on_gpus
+        return cards, why, round(resident / GIB), memory_plan.choose_cache(recipe, hardware, sizes, None, 20 * GIB)[1]
+
+    # Beside a step of 20 GiB a card has room for 54
+    cards, why, resident, told = decided(40)
+    assert (cards, why, resident) == (1, "each of 4 GPUs has room for all 40.0 GiB, and its own memory is nearest", 40)
+    assert "about 40.0 GiB of the 80 GiB of each H100; patches are cut there" in told
+    cards, why, resident, told = decided(160)
+    assert (cards, resident) == (4, 42), "a part, and room for one case more"
+    assert why == "one GPU has room for 54.0 GiB of 160.0 GiB; 4 hold a part each and read each other's memory"
+    assert "about 160.0 GiB of the 4 × 80 GiB of H100; patches are cut there" in told
+    cards, why, resident, told = decided(240)
+    assert (cards, resident) == (4, 54)
+    assert "269 of 300 cases (216.0 GiB) on 4 GPUs together, the rest from pinned memory" in told
+    cards, why, resident, told = decided(160, replace(FOUR, cards_reach=False, memory_free_gib=512.0))
+    assert (cards, why, resident) == (1, "the 4 GPUs cannot read each other's memory", 54)
+    assert "101 of 300 cases (54.0 GiB) on each GPU, the rest from pinned memory" in told
+    assert decided(40, shard="on")[:3] == (4, "set in the recipe; 4 GPUs read each other's memory", 12)
+    assert decided(160, replace(FOUR, memory_free_gib=512.0), "off")[:3] == (1, "set in the recipe", 54)
+    assert decided(40, replace(FOUR, cards_reach=False), "on")[:2] == (1, "asked for, but the 4 GPUs cannot read each other's memory")
+    assert decided(160, replace(H100, memory_free_gib=512.0), "on")[:3] == (1, "one rank", 54)
+
+
 def test_what_goes_wrong_with_a_later_step_is_told_once(tiny, phantoms: Path, tmp_path: Path, monkeypatch) -> None:
     """Recording fails at the fourth step, long after the first one's warnings were told."""
     original, taken = Step.__call__, []
@@ -171,7 +208,6 @@ def test_memory_that_is_taken_while_the_cache_fills_makes_two_tiers(
     monkeypatch.setattr(gpu_memory, "volume_room", lambda *_: 1 << 50)
     monkeypatch.setattr(gpu_memory, "resident_bytes", lambda *_: 1 << 50)
     monkeypatch.setattr(plan, "resident_bytes", lambda *_: 1 << 50)
-    monkeypatch.setattr(memory_plan, "resident_bytes", lambda *_: 1 << 50)
     run = train(
         tiny(training__epochs=1, data__cache__kind="gpu", data__workers="auto"),
         data=phantoms,

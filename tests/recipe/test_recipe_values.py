@@ -233,6 +233,14 @@ def test_off_is_spelt_in_any_way(text: str) -> None:
     assert faults("acceleration.compile=maybe")[0].endswith("found 'maybe', expected one of auto, on, off")
 
 
+@pytest.mark.parametrize("kind", ["memory", "disk", "lmdb", "smart", "none"])
+def test_what_only_the_gpu_cache_looks_at_is_refused_for_others(kind: str) -> None:
+    (fault,) = faults(f"data.cache.kind={kind}", "data.cache.shard=on")
+    assert f"--set data.cache.shard: is for data.cache.kind: gpu, and the kind is {kind}; set that" in fault
+    for fitting in ("gpu", "auto"):
+        assert resolve("demo", [f"data.cache.kind={fitting}", "data.cache.shard=on"]).recipe.data.cache.shard == "on"
+
+
 @pytest.mark.parametrize("setting", ["cache_share=0.5", "cache_cases=3", "replace_rate=0.3", "shuffle_seed=null"])
 @pytest.mark.parametrize("kind", ["memory", "auto", "disk"])
 def test_what_only_the_smart_cache_looks_at_is_refused_for_others(setting: str, kind: str) -> None:

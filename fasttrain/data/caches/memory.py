@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fasttrain.data.caches.filling import Progress
+from fasttrain.data.caches.shared import shared_making
 from fasttrain.data.caches.storing import Options, Sizes, gather
 from fasttrain.data.caches.together import can_make_together, make_together
 from fasttrain.data.preprocess import Preprocess
@@ -44,7 +45,7 @@ def open_memory(
     if can_make_together(options.ranks, options.told):
         make_together(cases, preprocess, records.__setitem__, workers, progress, options)
     else:
-        records = gather(cases, options.making(preprocess), workers, progress)
+        records = gather(cases, shared_making(options, cases, preprocess), workers, progress)
     if options.told is not None:
         sizes = Sizes()
         for record in records:

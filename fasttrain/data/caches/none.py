@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fasttrain.data.caches.filling import Progress
+from fasttrain.data.caches.shared import shared_making
 from fasttrain.data.caches.storing import Options
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.samples import Case, Sample
@@ -35,4 +36,4 @@ def open_none(
     cases: Sequence[Case], preprocess: Preprocess, workers: int, progress: Progress | None, options: Options
 ) -> NoCache:
     """Reads nothing yet: a case that has faults raises its DataError when it is asked for."""
-    return NoCache(cases, preprocess, options.making(preprocess))
+    return NoCache(cases, preprocess, shared_making(options, cases, preprocess))

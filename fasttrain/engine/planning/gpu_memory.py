@@ -9,7 +9,7 @@ from fasttrain.batches.resident_volumes import voxel_bytes
 from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.recipe import Recipe
-from fasttrain.wording import counted, size_in_memory
+from fasttrain.wording import counted, size_in_memory, sizes_apart
 
 UNMEASURED_SHARE = 0.4
 """Of the free memory that volumes may fill where no step was measured."""
@@ -37,17 +37,47 @@ def volume_room(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: in
     return max(room - slot_bytes(recipe), 0)
 
 
+def cards_together(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int) -> tuple[int, str]:
+    """How many of the machine's GPUs hold one set of volumes in parts, 1 where each has its own, and why."""
+    cards, setting = hardware.local_ranks, recipe.data.cache.shard
+    room, whole = volume_room(recipe, hardware, sizes, step_bytes), sizes.training_bytes
+    if cards == 1:
+        return 1, "one rank"
+    asked = "asked for, but " if setting == "on" else ""
+    if setting == "off":
+        return 1, "set in the recipe"
+    if setting == "auto" and whole <= room:
+        return 1, f"each of {cards} GPUs has room for all {size_in_memory(whole)}, and its own memory is nearest"
+    if not hardware.cards_reach:
+        return 1, f"{asked}the {cards} GPUs cannot read each other's memory"
+    if setting == "on":
+        return cards, f"set in the recipe; {cards} GPUs read each other's memory"
+    needs, has = sizes_apart(whole, room)
+    return cards, f"one GPU has room for {has} of {needs}; {cards} hold a part each and read each other's memory"
+
+
 def resident_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int) -> int:
-    """Bytes of the training cases' volumes that are to lie on the GPU: all of them where there is room."""
-    return min(volume_room(recipe, hardware, sizes, step_bytes), sizes.training_bytes)
+    """Bytes of the training cases' volumes that are to lie on a GPU: all of them where there is room, of several GPUs that hold
+    them together a part, with room for one case more.
+    """
+    cards = cards_together(recipe, hardware, sizes, step_bytes)[0]
+    wanted = sizes.training_bytes if cards == 1 else sizes.training_bytes // cards + max(sizes.build_bytes, 1)
+    return min(volume_room(recipe, hardware, sizes, step_bytes), wanted, sizes.training_bytes)
+
+
+def on_gpus_bytes(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int) -> int:
+    """Bytes of the training cases' volumes that lie on any GPU of the machine."""
+    cards = cards_together(recipe, hardware, sizes, step_bytes)[0]
+    return min(cards * resident_bytes(recipe, hardware, sizes, step_bytes), sizes.training_bytes)
 
 
 def tiers_text(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int) -> str:
     """Where the volumes will lie, with the figures: `212 of 300 cases (38.1 GiB) on the GPU, the rest from pinned memory: …`."""
-    resident, total = resident_bytes(recipe, hardware, sizes, step_bytes), sizes.training_bytes
-    name = hardware.device_name
+    resident, total = on_gpus_bytes(recipe, hardware, sizes, step_bytes), sizes.training_bytes
+    name, cards = hardware.device_name, cards_together(recipe, hardware, sizes, step_bytes)[0]
     if resident == total:
-        of = f"the {hardware.gpu_gib:.0f} GiB of {name}"
+        times, each = f"{cards} × " if cards > 1 else "", "each " if cards < hardware.local_ranks else ""
+        of = f"the {times}{hardware.gpu_gib:.0f} GiB of {each}{name}"
         return f"about {size_in_memory(total)} of {of}; patches are cut there"
     there = sizes.training_cases * resident // max(total, 1)
     if step_bytes:
@@ -56,8 +86,9 @@ def tiers_text(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int
     else:
         needs = f"volumes may take {UNMEASURED_SHARE:.0%} of it, since no step was measured"
     cases = counted(sizes.training_cases, "case")
+    where = f"{cards} GPUs together" if cards > 1 else "each GPU" if hardware.local_ranks > 1 else "the GPU"
     return (
-        f"{there:,} of {cases} ({size_in_memory(resident)}) on the GPU, the rest from pinned memory: "
+        f"{there:,} of {cases} ({size_in_memory(resident)}) on {where}, the rest from pinned memory: "
         f"{name} has {size_in_memory(_free(hardware))} free, and {needs}"
     )
 

@@ -13,7 +13,7 @@ from fasttrain.data.caches.keys import settings_digest
 from fasttrain.data.inventory.sets import look_at
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.engine.planning.choices import missing_for_kernels
-from fasttrain.engine.planning.gpu_memory import LEAST_SHARE, resident_bytes, tiers_text, window_bytes
+from fasttrain.engine.planning.gpu_memory import LEAST_SHARE, on_gpus_bytes, tiers_text, window_bytes
 from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.engine.planning.window_plan import check_parts, comes_round, held_bytes, window_text
 from fasttrain.engine.planning.worker_plan import WORKER_BYTES, batch_bytes, batches_held, cut_bytes, wanted_workers
@@ -196,7 +196,7 @@ def _gpu_text(recipe: Recipe, hardware: Hardware, sizes: Sizes, step_bytes: int)
     """Why the GPU's memory is the place for the volumes; None where it is not."""
     if missing_for_kernels(hardware) is not None or recipe.data.workers not in ("auto", 0):
         return None
-    resident = resident_bytes(recipe, hardware, sizes, step_bytes)
+    resident = on_gpus_bytes(recipe, hardware, sizes, step_bytes)
     if resident < LEAST_SHARE * sizes.training_bytes:
         return None
     if not _leaves_enough(memory_need(recipe, hardware, sizes, "gpu", resident), hardware):
@@ -221,7 +221,7 @@ def _asked_gpu(
     """`gpu` where it was asked for; what neither the GPU nor the host has room for goes where `auto` would put it."""
     check_gpu_cache(recipe, hardware)
     tiers = tiers_text(recipe, hardware, sizes, step_bytes)
-    need = memory_need(recipe, hardware, sizes, "gpu", resident_bytes(recipe, hardware, sizes, step_bytes))
+    need = memory_need(recipe, hardware, sizes, "gpu", on_gpus_bytes(recipe, hardware, sizes, step_bytes))
     if need.total <= hardware.memory_free_gib * GIB:
         return "gpu", f"{_SET}; {tiers}"
     kind, why = _automatic(recipe, hardware, sizes, former)

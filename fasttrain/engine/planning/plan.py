@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttrain.engine.planning import choices
 from fasttrain.engine.planning.decisions import Decision
-from fasttrain.engine.planning.gpu_memory import resident_bytes
+from fasttrain.engine.planning.gpu_memory import cards_together, on_gpus_bytes, resident_bytes
 from fasttrain.engine.planning.loss_plan import choose_loss_kernels
 from fasttrain.engine.planning.memory_plan import choose_cache, choose_fill_threads, memory_need
 from fasttrain.engine.planning.sizes import Sizes
@@ -46,7 +46,9 @@ class Plan:
     step_bytes: int = 0
     """What a measured step held of the GPU's memory; 0: none was measured."""
     resident_bytes: int = 0
-    """Of the GPU's memory that the volumes of training cases are to take."""
+    """Of a GPU's memory that the volumes of training cases are to take."""
+    cards: int = 1
+    """GPUs of a machine that hold the volumes in parts; 1: each has its own."""
 
     def record(self) -> dict[str, Any]:
         """Plain values for `plan.json`."""
@@ -98,10 +100,16 @@ def make_plan(
     decide("fused_optimizer", fused, why)
     cache, why = choose_cache(recipe, hardware, sizes, former, step_bytes=step.held_bytes)
     decide("cache", cache, why)
-    resident = resident_bytes(recipe, hardware, sizes, step.held_bytes) if cache == "gpu" else 0
-    filling, why = choose_fill_threads(recipe, hardware, sizes, cache, resident=resident)
+    cards, resident, on_gpus = 1, 0, 0
+    if cache == "gpu":
+        resident = resident_bytes(recipe, hardware, sizes, step.held_bytes)
+        on_gpus = on_gpus_bytes(recipe, hardware, sizes, step.held_bytes)
+        cards, why = cards_together(recipe, hardware, sizes, step.held_bytes)
+        if hardware.local_ranks > 1:
+            decide("gpu_cache", f"shared by {cards}" if cards > 1 else "a copy each", why)
+    filling, why = choose_fill_threads(recipe, hardware, sizes, cache, resident=on_gpus)
     decide("fill_threads", filling, why)
-    need = memory_need(recipe, hardware, sizes, cache, resident=resident)
+    need = memory_need(recipe, hardware, sizes, cache, resident=on_gpus)
     # What the volumes leave is for all ranks of the machine
     spare = (hardware.memory_free_gib * GIB - need.volumes - need.validation) / hardware.local_ranks
     feeding = choose_workers(recipe, hardware, cache, spare, sizes.build_bytes)
@@ -134,4 +142,5 @@ def make_plan(
         decisions=tuple(decisions),
         step_bytes=step.held_bytes,
         resident_bytes=resident,
+        cards=cards,
     )

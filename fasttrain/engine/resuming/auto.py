@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 _STAMP = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
 
 
-def run_of_command(name: str, run: Path | None, base: Path = Path("runs")) -> tuple[Path | None, bool]:
+def run_of_command(
+    name: str, run: Path | None, base: Path = Path("runs"), since: float | None = None
+) -> tuple[Path | None, bool]:
     """The folder that a command means, and whether it holds a run to go on with.
 
     run: what it names, else the newest folder that a run of a recipe `name` was given under `base`; None: there is none yet.
+    since: a command that a launcher began anew means no run that was there before the launcher began (Unix seconds).
 
     Raises StorageError where there are checkpoints and no recipe to go on by: a run is never begun anew in silence.
     """
     if run is None:
-        run = next((one.path for one in runs_by_age(base) if _STAMP.sub("", one.path.name) == name), None)
+        named = (one for one in runs_by_age(base) if _STAMP.sub("", one.path.name) == name)
+        run = next((one.path for one in named if since is None or (one.began() or 0.0) >= since), None)
         if run is None:
             return None, False
     folder = RunFolder(run)

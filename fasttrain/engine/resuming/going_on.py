@@ -101,8 +101,8 @@ class GoingOn:
             )
         if (former := int(then.get("ranks", 1))) != now.ranks:
             raise RecipeError(
-                f"{counted(now.ranks, 'rank')} instead of {former}: with data.cache.kind: smart each has cases of its own; go on with "
-                f"{counted(former, 'rank')} (--gpus {former})"
+                f"{counted(now.ranks, 'rank')} instead of {former}: with data.cache.kind: smart each has cases of its own; go on "
+                f"with {counted(former, 'rank')} (--gpus {former})"
             )
 
     def take_up(self, assembly: Assembly, prepared: Prepared, emit: Callable[[Event], None]) -> None:

@@ -1,0 +1,98 @@
+"""Owns how a study is written for a person: one line a subject."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fasttrain.cli.figures import duration_text, one_line, share_text
+from fasttrain.wording import counted
+
+_MOST_FAILURES = 5
+_MOST_VALUES = 6
+
+
+def rows_of(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """(subject, text) of everything that is known."""
+    wanted = f" of {found['wanted']}" if found["wanted"] else ""
+    rows = [
+        ("study", f"{found['name']} in {found['study']}"),
+        ("storage", found["storage"]),
+        ("trials", f"{found['trials']}{wanted}: {_states(found)}"),
+        ("gone on with", counted(found["gone_on_with"], "interrupted or dead trial") if found["gone_on_with"] else ""),
+        ("pruning", _pruning(found)),
+        ("memory", counted(found["out_of_memory"], "trial") + " ran out of it" if found["out_of_memory"] else ""),
+        ("best", _best(found)),
+        ("importance", _importance(found)),
+        ("device", _device(found)),
+    ]
+    rows += [
+        ("failed", f"trial {number}: {reason}") for number, reason in list(found["failures"].items())[:_MOST_FAILURES]
+    ]
+    rows += [("pictures", ", ".join(found["plots"]))] if found.get("plots") else []
+    return [(subject, one_line(text)) for subject, text in rows if text]
+
+
+def best_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of `search best`."""
+    rows = []
+    for one in document["best"]:
+        rows.append(("trial", f"{one['trial']}: {_values(one)}"))
+        rows += [(f"  {path}", _shown(value)) for path, value in one["params"].items()]
+        rows.append(("  run", one["run"]))
+    if document["written"]:
+        rows.append(("recipe", f"{document['written']}: fasttrain train --recipe {document['written']}"))
+    return rows
+
+
+def _states(found: dict[str, Any]) -> str:
+    parts = []
+    for state, one in found["states"].items():
+        if one["count"]:
+            mean = "" if one["mean_seconds"] is None else f", {duration_text(one['mean_seconds'])} on average"
+            parts.append(f"{one['count']} {state} ({one['share']:.0%}{mean})")
+    return "; ".join(parts) or "none yet"
+
+
+def _pruning(found: dict[str, Any]) -> str:
+    if found["pruning_rate"] is None:
+        return ""
+    epochs = found["pruned_after_epochs"]
+    after = f", after {', '.join(map(str, epochs))} epochs" if 0 < len(epochs) <= 12 else ""
+    return f"{found['pruning_rate']:.0%} of the trials that ended by themselves{after}"
+
+
+def _best(found: dict[str, Any]) -> str:
+    if not found["best"]:
+        return ""
+    one = found["best"][0]
+    others = len(found["best"]) - 1
+    more = f"; {counted(others, 'other')} that none beats in all objectives" if others else ""
+    params = list(one["params"].items())
+    shown = ", ".join(f"{path}={_shown(value)}" for path, value in params[:_MOST_VALUES])
+    return f"{found['metric']}: {_values(one)} by trial {one['trial']} with {shown}{' …' * (len(params) > _MOST_VALUES)}{more}"
+
+
+def _values(one: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in one["values"].items())
+
+
+def _importance(found: dict[str, Any]) -> str:
+    return ", ".join(f"{path} {share:.0%}" for path, share in (found["importance"] or {}).items())
+
+
+def _device(found: dict[str, Any]) -> str:
+    use = found["device"]
+    if use is None:
+        return ""
+    at_once = use["trials_at_once"] or 1.0
+    several = f", {at_once:.1f} trials at once" if at_once > 1.05 else ""
+    peak = "" if use["peak_gib"] is None else f", at most {use['peak_gib']:.1f} GiB a trial"
+    name = f"{use['name']} " if use["name"] else ""
+    return (
+        f"{name}trained {share_text(use['training_share'])} of {duration_text(use['wall_seconds'])}, trained or validated "
+        f"{share_text(use['training_or_validating_share'])}{several}{peak}"
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

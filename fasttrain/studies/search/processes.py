@@ -1,0 +1,142 @@
+"""Owns how a process that works on a study is known to live, and what becomes of the trials of one that died.
+
+Each holds a lock on a file of its own in the study's folder, which ends with it however it dies. Databases know trials of other
+machines by Optuna's heartbeats as well; a journal has none, so a file that nobody can lock from here tells by its time of change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+from fasttrain.errors import StorageError
+from fasttrain.studies.search.extra import require_optuna
+from fasttrain.studies.search.storage import SERVER, patiently
+from fasttrain.studies.search.study import Study
+from fasttrain.studies.search.study_folder import StudyFolder
+
+_QUIET_SECONDS = 180.0
+"""A process of another machine whose file was not touched for longer, and is locked by nobody, is dead."""
+_CARRIED = ("run", "lowered", "interruptions")
+"""What the trial that goes on knows of the one that died."""
+
+
+class Presence:
+    """This process's file, locked until it ends."""
+
+    def __init__(self, folder: StudyFolder) -> None:
+        self.name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._path = folder.processes / f"{self.name}.lock"
+        try:
+            self._stream: IO[bytes] = open(self._path, "ab", buffering=0)  # noqa: SIM115 - held until the end
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error.strerror}; choose another --folder") from error
+
+    def show(self) -> None:
+        """A sign of life for other machines."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
+    def close(self) -> None:
+        """Leaves the study."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        self._stream.close()
+
+
+def is_dead(folder: StudyFolder, name: str) -> bool:
+    """Whether the process of that name is known to be gone; False where that cannot be seen from here."""
+    path = folder.processes / f"{name}.lock"
+    here = name.startswith(f"{os.uname().nodename}-")
+    try:
+        with open(path, "r+b", buffering=0) as stream:
+            try:
+                os.lockf(stream.fileno(), os.F_TEST, 0)
+            except (PermissionError, BlockingIOError):
+                return False
+            return here or time.time() - os.fstat(stream.fileno()).st_mtime > _QUIET_SECONDS
+    except FileNotFoundError:
+        # It left in order, and its trials with it; of another machine's folder nothing is known
+        return here
+    except OSError:
+        return False
+
+
+def go_on_with(study: Any, trial: Any) -> None:
+    """A trial that died is queued again with its values, to go on from its checkpoint; as Optuna's own callback does it."""
+    optuna = require_optuna()
+    system = {"failed_trial": trial.number, **trial.system_attrs}
+    system["retry_history"] = [*trial.system_attrs.get("retry_history", ()), trial.number]
+    study.add_trial(
+        optuna.create_trial(
+            state=optuna.trial.TrialState.WAITING,
+            params=trial.params,
+            distributions=trial.distributions,
+            user_attrs={key: trial.user_attrs[key] for key in _CARRIED if key in trial.user_attrs},
+            system_attrs=system,
+            intermediate_values=trial.intermediate_values,
+        )
+    )
+
+
+def deaths_of(trial: Any) -> int:
+    """How often it died before, interruptions that a person asked for not counted."""
+    return len(trial.system_attrs.get("retry_history", ())) - int(trial.user_attrs.get("interruptions", 0))
+
+
+def stale_callback(retries: int) -> Callable[[Any, Any], None]:
+    """What a database does with a trial that it had no heartbeat of."""
+
+    def stale(study: Any, trial: Any) -> None:
+        if deaths_of(trial) < retries:
+            go_on_with(study, trial)
+
+    return stale
+
+
+def reclaim(study: Study, own: str) -> list[str]:
+    """Marks dead trials failed and queues them again where they may be tried again; a sentence each."""
+    optuna = require_optuna()
+    running = optuna.trial.TrialState.RUNNING
+    if study.place.kind == SERVER or study.place.kind == "sqlite":
+        patiently(study.place, lambda: optuna.storages.fail_stale_trials(study.optuna))
+    told = []
+    trials = patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False, states=(running,)))
+    for trial in trials:
+        name = trial.user_attrs.get("process")
+        if name is None or name == own or not is_dead(study.folder, name):
+            continue
+        if (text := give_up(study, trial, f"its process {name} died")) is not None:
+            told.append(text)
+    return told
+
+
+def give_up(study: Study, trial: Any, reason: str) -> str | None:
+    """Marks a trial that nobody is at work on failed, and queues it again unless it died too often; None where another process
+    did so meanwhile.
+    """
+    optuna = require_optuna()
+
+    def fail() -> bool:
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            study.optuna._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
+        try:
+            study.optuna.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
+            return False
+        return True
+
+    if not patiently(study.place, fail):
+        return None
+    if deaths_of(trial) >= study.spec.retries:
+        return f"trial {trial.number}: {reason}; it is not tried again after {deaths_of(trial) + 1} deaths"
+    patiently(study.place, lambda: go_on_with(study.optuna, trial))
+    return f"trial {trial.number}: {reason}; it goes on from its newest checkpoint"
+
