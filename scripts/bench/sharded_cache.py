@@ -3,10 +3,10 @@
     torchrun --standalone --nproc-per-node 2 scripts/bench/sharded_cache.py [--cases 16] [--shape 256 256 112]
         [--size 96 96 96] [--batch 16] [--seconds 3] [--busy-ms 20] [--device cuda] [--set KEY=VALUE]
 
-Volumes are made noise in float16 (no files); the recipe is `spleen` with flips, rotation, noise and gamma. `batches alone` is
-drawing, cutting and augmenting; `beside a step` is the same with --busy-ms of matrix products after each batch, as a step would
-follow, from which the share of the step that data costs is told. Every rank's first batches of a set in parts are compared, to the
-bit, with those of its own copy. Prints patches/s of all cards together.
+Volumes are made noise in float16 (no files); the recipe is `spleen` with flips, rotation, noise and gamma. `alone` is drawing,
+cutting and augmenting; `beside a step` is the same with --busy-ms of matrix products after each batch, as a step would follow,
+beside the rate of these without any data. The first batches of each kind are compared, to the bit, with those of a copy each.
+Prints patches/s of all cards together.
 """
 
 from __future__ import annotations

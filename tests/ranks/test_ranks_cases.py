@@ -12,7 +12,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from ranks_running import in_ranks
 
 from fasttrain import load_recipe
 from fasttrain.batches import WindowOrder, fill
@@ -27,6 +26,7 @@ from fasttrain.machine.place import Place
 from fasttrain.machine.ranks import Joined
 from fasttrain.recipe.data_spec import CacheSpec
 from fasttrain.samples import Case, CaseSource
+from tests.ranks_running import in_ranks
 
 pytestmark = pytest.mark.skipif(not can_make_ahead(), reason="this system does not fork, or has no memfd")
 RECIPE = load_recipe("demo", {"data.spacing": [1, 1, 2], "data.storage_dtype": "float16"}).recipe

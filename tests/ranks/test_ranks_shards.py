@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks_running import in_ranks
 
-from fasttrain import load_recipe
+from fasttrain import load_recipe, train
 from fasttrain.batches import Order, Resident, ResidentSource, fill, shards
 from fasttrain.batches.order import turns
 from fasttrain.batches.patch_maker import LABEL_TYPES
@@ -23,11 +24,16 @@ from fasttrain.batches.shards import Rooms
 from fasttrain.data.caches import MadeTogether, made_together
 from fasttrain.data.made_ahead import can_make_ahead
 from fasttrain.data.preprocess import Preprocess
+from fasttrain.engine import preparing
+from fasttrain.engine.following import follow
+from fasttrain.engine.orders import Over
+from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError
 from fasttrain.machine.place import Place
 from fasttrain.machine.ranks import Joined
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case, Sample
+from tests.ranks_running import in_ranks
 
 pytestmark = pytest.mark.skipif(not can_make_ahead(), reason="this system does not fork, or has no memfd")
 CPU = torch.device("cpu")
@@ -126,18 +132,21 @@ CASES = [Case(str(number), (), None) for number in range(len(SHAPES))]
 WHOLE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
-def filled(joined: Joined, recipe: Recipe, voxels: int, make: Callable[..., Any] = Made) -> tuple[Resident, list[str]]:
+def filled(
+    joined: Joined, recipe: Recipe, voxels: int, make: Callable[..., Any] = Made, device: torch.device = CPU
+) -> tuple[Resident, list[str]]:
     told: list[str] = []
     source = made_together(CASES, make(recipe), joined)
     assert isinstance(source, MadeTogether)
     room = voxels * voxel_bytes(recipe)
-    resident = fill(source, recipe, CPU, room, 2, None, lambda text, level: told.append(text), joined)
+    resident = fill(source, recipe, device, room, 2, None, lambda text, level: told.append(text), joined)
     # Nobody reads before all have written, for which the engine sees
     joined.gather(None)
     return resident, told
 
 
 def batches(joined: Joined, variant: str, voxels: int) -> dict[str, Any]:
+    """Those of a rank, and what it keeps."""
     recipe = recipe_of(variant)
     resident, told = filled(joined, recipe, voxels)
     order = Order(len(SHAPES), recipe.data.samples_per_case, 3)
@@ -189,6 +198,40 @@ def test_what_fits_nowhere_comes_from_the_host(variant: str) -> None:
         assert rank["rest"] == ranks[0]["rest"] != []
         assert set(rank["owners"]) == {0, 1, 2}
         same(rank["own"], expected(recipe, Place(number, 3)))
+
+
+def trained(ranks: Any, values: dict[str, Any], data: Path, run: Path, share: float) -> list[float]:
+    """The losses of a run, with volumes where those of GPUs would lie, here in the CPU's memory; of the first rank alone."""
+    if not ranks.place.leads:
+        follow(ranks, None, "cpu", StopRequest())
+        return []
+    plan_of = preparing.make_plan
+
+    def planned(*given: Any) -> Any:
+        made = plan_of(*given)
+        return (
+            replace(made, cache="gpu", resident_bytes=int(made.sizes.training_bytes * share), cards=2)
+            if share
+            else made
+        )
+
+    preparing.make_plan = planned
+    train(load_recipe("demo", values), data=data, run=run, device="cpu", ranks=ranks)
+    preparing.make_plan = plan_of
+    ranks.share(Over(0))
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return [one["loss"] for one in events if one["event"] == "StepLogged"]
+
+
+def test_a_run_learns_the_same_from_a_set_in_parts(tiny_values: dict[str, Any], phantoms: Path, tmp_path: Path) -> None:
+    values = {**tiny_values, "augment": {}, "network.dropout": 0.0, "training.epochs": 1, "data.cache.kind": "memory"}
+    expected, _ = in_ranks(2, trained, values, phantoms, tmp_path / "memory", 0.0)
+    assert len(expected) == 5
+    for share, told in ((0.6, "4 cases on 2 GPUs"), (0.3, "more from pinned memory")):
+        run = tmp_path / str(share)
+        losses, _ = in_ranks(2, trained, values, phantoms, run, share)
+        assert losses == pytest.approx(expected, rel=1e-6)
+        assert told in (run / "events.jsonl").read_text()
 
 
 def apart(joined: Joined, variant: str) -> dict[str, Any]:
@@ -247,3 +290,29 @@ def test_the_emptiest_takes_the_next_case() -> None:
     assert rooms.used == 8
     assert rooms.place(3) is None
     assert rooms.place(2) == (2, 8)
+
+
+def on_gpus(joined: Joined, variant: str) -> tuple[list[bool], set[int], str]:
+    """Whether each batch is the one that the same GPU cuts from a set of its own."""
+    device = torch.device("cuda", joined.place.local_rank % torch.cuda.device_count())
+    recipe = recipe_of(variant)
+    resident, told = filled(joined, recipe, int(WHOLE * 0.6), device=device)
+    own = fill(Samples(recipe), recipe, device, WHOLE * voxel_bytes(recipe))
+    order = Order(len(SHAPES), recipe.data.samples_per_case, 3)
+    sources = [ResidentSource(recipe, one, order, device, 1, joined.place) for one in (resident, own)]
+    pairs = zip(*(islice(source.batches(7), 12) for source in sources), strict=True)
+    same_bits = [torch.equal(one.image, two.image) and torch.equal(one.label, two.label) for one, two in pairs]
+    owners = set() if resident.volumes.parts is None else set(resident.volumes.parts.owners)
+    joined.gather(None)
+    for source in sources:
+        source.close()
+    return same_bits, owners, told[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_two_processes_cut_out_of_each_others_gpu_memory(variant: str) -> None:
+    """On two GPUs, or where there is one, both on that."""
+    for bits, owners, told in in_ranks(2, on_gpus, variant):
+        assert owners == {0, 1}, told
+        assert bits == [True] * 12
