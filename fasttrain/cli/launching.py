@@ -62,8 +62,8 @@ def launched(gpus: str | None, device: str) -> int | None:
     if not seat.alone:
         if gpus != str(seat.local_ranks) and gpus != "all":
             raise RecipeError(
-                f"{_OPTION} {gpus}: this is one of {seat.local_ranks} ranks that a launcher has started on this machine; leave it "
-                "out"
+                f"{_OPTION} {gpus}: this is one of {seat.local_ranks} ranks that a launcher has started on this machine; "
+                "leave it out"
             )
         return None
     count = count_of(gpus, device)
@@ -220,13 +220,14 @@ class _Launch:
         first = failures.get(0) or min(failures.values(), key=lambda failure: (failure.timestamp, failure.local_rank))
         code = int(first.exitcode)
         lost = self._notes.told("lost")
-        if killed := [(rank, -one.exitcode) for rank, one in sorted(failures.items()) if one.exitcode < 0]:
+        killed = [(rank, -one.exitcode) for rank, one in sorted(failures.items()) if one.exitcode < 0]
+        if killed and not self._notes.told("silent"):
             if self._asked is not None and code < 0:
                 return self._stopped()
             raise LostRankError(_told_of(*killed[0], self._notes.told("run"), self._ranks))
         if lost and self._asked is None and not self._notes.told("said"):
-            raise LostRankError(lost) if code == EXIT_LOST_RANK else OtherRankError(lost, code)
-        return code
+            raise LostRankError(lost) if code < 0 or code == EXIT_LOST_RANK else OtherRankError(lost, code)
+        return code if code >= 0 else EXIT_LOST_RANK
 
     def _stopped(self) -> int:
         return EXIT_INTERRUPTED if self._asked == signal.SIGINT else EXIT_TERMINATED

@@ -17,6 +17,7 @@ from fasttrain.history.listing import is_run
 from fasttrain.history.standing import RUNNING, UNSEEN
 from fasttrain.history.watching import Watch
 from fasttrain.run_folder import RunFolder, runs_by_age
+from fasttrain.studies.search.study_folder import StudyFolder, newest_study
 from fasttrain.telemetry.strict_json import plain
 
 _AT_WORK = (RUNNING, UNSEEN)
@@ -25,7 +26,8 @@ _HEARTBEAT_SECONDS = 30.0
 
 def monitor_command(
     run: Annotated[
-        Path | None, typer.Argument(help="Run folder; else the newest under ./runs.", metavar="[RUN]")
+        Path | None,
+        typer.Argument(help="Folder of a run or of a search; else the newest under ./runs.", metavar="[RUN]"),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
     every: Annotated[
@@ -38,6 +40,10 @@ def monitor_command(
     It reads the run's files and asks the driver of its card, so that it disturbs nothing, and knows a run that was killed from
     one that is at work. It ends with the run; Ctrl-C ends it before.
     """
+    if (study := _study(run)) is not None:
+        from fasttrain.cli.search_monitor import watch_study
+
+        return watch_study(study, once, every, json)
     folder = _chosen(run)
     watch = Watch(folder.path)
     try:
@@ -54,6 +60,18 @@ def monitor_command(
     finally:
         watch.close()
     return EXIT_DONE
+
+
+def _study(run: Path | None) -> StudyFolder | None:
+    """The folder of a search, where that is named, or is newer than every run under ./runs."""
+    if run is not None:
+        return StudyFolder(run) if StudyFolder(run).holds_a_study() else None
+    study = newest_study(Path("runs"))
+    if study is None:
+        return None
+    newest = next(iter(runs_by_age()), None)
+    began = None if newest is None else newest.began()
+    return study if began is None or study.record.stat().st_mtime > began else None
 
 
 def _chosen(run: Path | None) -> RunFolder:

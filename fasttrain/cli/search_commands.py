@@ -58,9 +58,9 @@ def run_command(
 ) -> int:
     """Search hyper-parameters: trials of a recipe, each an ordinary run, hopeless ones ended early.
 
-    The recipe's `search` section names the values to search, the sampler and the pruner (`fasttrain recipes keys search`); without
-    one a space of the task's own is searched. The same command goes on with a study that was interrupted; given on several machines
-    with one --storage, they share it.
+    The recipe's `search` section names the values to search, the sampler and the pruner (`fasttrain recipes keys search`);
+    without one a space of the task's own is searched. The same command goes on with a study that was interrupted; given on
+    several machines with one --storage, they share it.
     """
     from fasttrain.cli.search_study import run_search
 

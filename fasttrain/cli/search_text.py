@@ -96,3 +96,9 @@ def _device(found: dict[str, Any]) -> str:
 
 def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def short_rows(found: dict[str, Any]) -> str:
+    """Everything that changes, on one line."""
+    parts = [f"{found['name']}: {_states(found)}", _best(found), _device(found)]
+    return one_line("; ".join(part for part in parts if part))

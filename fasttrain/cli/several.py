@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ class Several:
         self._joined: Joined | None = None
         self._seat = place({})
         self._launch = own_launcher({})
+        self._silent = False
         self._stop: StopRequest | None = None
         self._kept: list[str] = []
         self.given: list[str] = []
@@ -80,10 +82,13 @@ class Several:
         if self._seat.alone:
             return True
         self._launch = own_launcher()
-        if self._launch is not None:
+        if self._launch is not None or "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
+        if self._launch is not None:
             if os.getppid() != self._launch.pid:
                 raise MachineError(f"the process that started this rank ({self._launch.pid}) is gone")
+        if self.follows:
+            warnings.simplefilter("ignore")
         # What torch's C++ logs of a connection is several pages; what matters of it becomes a sentence
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         wait_without_spinning()
@@ -140,11 +145,15 @@ class Several:
             self._joined.watch.gone(code)
 
     def leave(self, code: int, failed: bool) -> None:
-        """The command has ended: the first rank lets the others go. One that failed may have left them in the middle of a step."""
+        """The command has ended: the first rank lets the others go. One that failed may have left them in the middle of a
+        step.
+        """
         joined, self._joined = self._joined, None
         if joined is None:
             self._say_what_is_kept()
             return
+        lost = joined.watch.failure
+        self._silent = isinstance(lost, LostRankError) and lost.silent
         if not failed and self._seat.leads:
             from fasttrain.engine.orders import Over
 
@@ -172,6 +181,7 @@ class Several:
 
     def _ended_by(self, error: FasttrainError) -> None:
         """Of a thread, while the main one may wait for what never comes."""
+        self._silent = isinstance(error, LostRankError) and error.silent
         if self._seat.leads:
             self.end_here(error)
             self._say_what_is_kept()
@@ -198,7 +208,7 @@ class Several:
     def _say_what_is_kept(self) -> None:
         kept, self._kept = self._kept, []
         if kept and self._launch is not None:
-            self._launch.tell(lost=kept)
+            self._launch.tell(lost=kept, **({"silent": True} if self._silent else {}))
             return
         for sentence in kept:
             _tell(sentence)

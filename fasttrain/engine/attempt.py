@@ -91,7 +91,7 @@ def ready_validation(assembly: Assembly, prepared: Prepared, session: Session) -
 
 
 def explained_in(error: BaseException, prepared: Prepared, session: Session, fit: Fit | None) -> FasttrainError | None:
-    """The user's sentence, with the phase in which the error came and, on a GPU, what each held; of several ranks, which is gone."""
+    """The user's sentence, with the phase in which the error came and, on a GPU, what each held; of several ranks, who is gone."""
     if (lost := session.ranks.explain(error)) is not None:
         return lost
     plan, phase = prepared.plan, session.phases.now

@@ -57,6 +57,7 @@ def train(
     asked: Recipe | None = None,
     paid_since: float | None = None,
     ranks: Ranks = ONLY_ONE,
+    former: tuple[Mapping[str, Any], str] | None = None,
 ) -> RunResult:
     """Trains a recipe (a name, a file, or one from `load_recipe`) in a new run folder and returns how it ended.
 
@@ -65,8 +66,9 @@ def train(
     when the process began, for the time to the first step (Unix seconds). limits: where the run ends before its last epoch,
     counted from `began`, or from `paid_since` where the process did other work before (tuning). asked: the recipe as the command
     gave it, where what is trained was tuned since: by it a command that is given again is known. ranks: the processes that train
-    together, of which this is the first. Raises FasttrainError of the
-    kind that fits, and Stopped where `stop` was asked for while cases were checked or the plan was made: there is no run yet.
+    together, of which this is the first. former: the plan of another run of the same shapes and the name of its device, whose
+    measured choices stand. Raises FasttrainError of the kind that fits, and Stopped where `stop` was asked for while cases were
+    checked or the plan was made: there is no run yet.
     """
     resolved = resolve(recipe) if isinstance(recipe, str) else recipe
     session = Session(
@@ -93,8 +95,7 @@ def train(
                 root,
                 device,
                 session.emit,
-                None,
-                None,
+                *(former or (None, None)),
                 session.stop,
                 session.start.ended,
                 _all_of,

@@ -78,8 +78,8 @@ def _store(place: Place, host: str, port: int, tell: Callable[[str], None]) -> S
         if keeps:
             raise MachineError(_taken(port, error)) from error
         raise MachineError(
-            f"rank {place.rank}: what listens at {host}:{port} (MASTER_ADDR, MASTER_PORT) does not answer as rank 0 does: the port "
-            "is another program's; give all ranks another MASTER_PORT"
+            f"rank {place.rank}: what listens at {host}:{port} (MASTER_ADDR, MASTER_PORT) does not answer as rank 0 does: the "
+            "port is another program's; give all ranks another MASTER_PORT"
         ) from error
 
 
@@ -87,8 +87,8 @@ def _taken(port: int, error: Exception) -> str:
     if "EADDRINUSE" not in str(error) and "address already in use" not in str(error):
         return f"rank 0 cannot listen at port {port} (MASTER_PORT): {' '.join(str(error).split())[:200]}"
     return (
-        f"MASTER_PORT {port} is taken by another program on {socket.gethostname()} (`ss -ltnp` names it); give all ranks another, "
-        f"such as {_free_port()}"
+        f"MASTER_PORT {port} is taken by another program on {socket.gethostname()} (`ss -ltnp` names it); give all ranks "
+        f"another, such as {_free_port()}"
     )
 
 

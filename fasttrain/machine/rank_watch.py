@@ -1,8 +1,8 @@
 """Owns how a rank learns within a second that another failed or was told to stop, and within half a minute that one was lost.
 
-All ranks are linked to the first by a line of their own (`rank_wire`), which a thread keeps alive: what the main thread waits for
-may never come. A process that dies has its end of the line closed by the system; one that is frozen, or whose network is gone, says
-nothing any more.
+All ranks are linked to the first by a line of their own (`rank_wire`), which a thread keeps alive: what the main thread waits
+for may never come. A process that dies has its end of the line closed by the system; one that is frozen, or whose network is
+gone, says nothing any more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -44,12 +45,15 @@ _OF_OTHERS = re.compile(
 
 
 class _Peer:
-    """The other end of a wire: of the first rank each other, of another the first. `leaves`: its end was announced."""
+    """The other end of a wire: of the first rank each other, of another the first. `leaves`: its end was announced; `process`: its
+    id, where it was told.
+    """
 
     def __init__(self, wire: Wire, rank: int = -1, host: str = "") -> None:
         self.wire = wire
         self.rank = rank
         self.host = host
+        self.process = 0
         self.heard_at = time.monotonic()
         self.leaves = False
 
@@ -105,7 +109,7 @@ class RankWatch:
     # What the command says
 
     def heed(self, stop: Any, on_stop: Callable[[int], None] = lambda code: None) -> None:
-        """From now on what asks `stop` (a StopRequest) asks those of all ranks; on_stop hears the code where another was asked."""
+        """From now on what asks `stop` (a StopRequest) asks all ranks; on_stop hears the code where another was asked."""
         self._stop_told, self._on_stop, self._stop = False, on_stop, stop
         if self._stop_heard is not None:
             self._ask(*self._stop_heard)
@@ -188,7 +192,9 @@ class RankWatch:
                 f"rank {self.place.rank} on {socket.gethostname()} cannot reach rank 0 at {address[0]}:{address[1]} "
                 f"({error.strerror or error}); the machines must let each other in at every port"
             ) from error
-        wire.say({"hello": self.place.rank, "token": found["token"], "host": socket.gethostname()})
+        wire.say(
+            {"hello": self.place.rank, "token": found["token"], "host": socket.gethostname(), "process": os.getpid()}
+        )
         self._peers[0] = _Peer(wire, 0, address[0])
         self._selector.register(wire, selectors.EVENT_READ, self._peers[0])
 
@@ -236,8 +242,9 @@ class RankWatch:
             self._drop(peer)
             return
         self._strangers.remove(peer)
-        peer.rank, peer.host = rank, str(message.get("host", "?"))
+        peer.rank, peer.host, peer.process = rank, str(message.get("host", "?")), int(message.get("process", 0))
         self._peers[rank] = peer
+        peer.wire.say({"host": socket.gethostname(), "process": os.getpid()})
 
     def _take(self, peer: _Peer, message: dict[str, Any]) -> None:
         if "stop" in message:
@@ -260,6 +267,8 @@ class RankWatch:
                 threading.Thread(target=self._end_with_first, name="ranks-end", daemon=True).start()
         elif "bye" in message:
             peer.leaves = True
+        elif "host" in message:
+            peer.host, peer.process = str(message["host"]), int(message["process"])
 
     def _ask(self, reason: str, code: int) -> None:
         self._stop.ask(reason, code)
@@ -295,7 +304,10 @@ class RankWatch:
             self._say_all({"beat": 1})
         for peer in [peer for peer in self._peers.values() if now - peer.heard_at > self._lost_after]:
             peer.leaves = True
-            self._fail(LostRankError(self._told_of_silence(peer)))
+            lost = LostRankError(self._told_of_silence(peer))
+            lost.silent = True
+            self._fail(lost)
+            _put_out(peer.process)
             self._drop(peer)
         if self._door is not None and self.over_code is None and now - self._began > self._lost_after:
             self._miss()
@@ -337,7 +349,8 @@ class RankWatch:
     def _end_process(self) -> None:
         """Unless the main thread does, which may wait for ever for what never comes."""
         failure, heard = self.failure, self._on_failure
-        assert failure is not None and heard is not None
+        assert failure is not None
+        assert heard is not None
         if not self.place.leads and not isinstance(failure, LostRankError):
             # The first rank is there, and ends the command
             self._answered.wait(self._lost_after + _TO_END_SECONDS)
@@ -383,6 +396,15 @@ def is_of_others(error: BaseException) -> bool:
     if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError"):
         return True
     return isinstance(error, RuntimeError) and _OF_OTHERS.search(str(error)) is not None
+
+
+def _put_out(process: int) -> None:
+    """Kills a frozen rank that the same launcher has started, which would wait for it to end by itself."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{process}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+        if process > 1 and parent == os.getppid() and parent > 1:
+            os.kill(process, signal.SIGKILL)
 
 
 def _named(peer: _Peer) -> str:

@@ -71,10 +71,10 @@ Range = Annotated[FloatRange | IntRange | Choice, Field(discriminator="kind")]
 class SamplerSpec(Spec):
     """How the next trial's values are chosen (Optuna's samplers).
 
-    `tpe` models good and bad trials (Bergstra et al. 2011), `gp` is a Gaussian process, `cmaes` an evolution strategy for numbers,
-    `random` draws, `grid` goes through all combinations, a range without `step` in `grid_points` values. The first `startup`
-    trials of tpe, gp and cmaes are drawn. `seed` repeats the draws of a search that is run by one process; null: other ones each
-    time.
+    `tpe` models good and bad trials (Bergstra et al. 2011), `gp` is a Gaussian process, `cmaes` an evolution strategy for
+    numbers, `random` draws, `grid` goes through all combinations, a range without `step` in `grid_points` values. The first
+    `startup` trials of tpe, gp and cmaes are drawn. `seed` repeats the draws of a search that is run by one process; null:
+    other ones each time.
     """
 
     kind: Literal["tpe", "random", "grid", "gp", "cmaes"] = "tpe"
@@ -86,9 +86,10 @@ class SamplerSpec(Spec):
 class PrunerSpec(Spec):
     """Which trials are ended early, by their scores so far (Optuna's pruners).
 
-    `hyperband` (Li et al. 2018) and `halving` compare after `min_epochs`, and `factor` times as many each time; `median` asks from
-    `min_epochs` on whether the best so far is below the median of the others. None is ended while its score still rises: only
-    after `patience` validations in a row without a better one (0: at once). With several objectives nothing can be ended early.
+    `hyperband` (Li et al. 2018) and `halving` compare after `min_epochs`, and `factor` times as many each time; `median` asks
+    from `min_epochs` on whether the best so far is below the median of the others. None is ended while its score still rises:
+    only after `patience` validations in a row without a better one (0: at once). With several objectives nothing can be ended
+    early.
     """
 
     kind: Literal["hyperband", "median", "halving", "none"] = "hyperband"

@@ -60,8 +60,8 @@ def in_order(space: Mapping[str, Entry]) -> list[str]:
 def with_searched(raw: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's plain values with others at these paths.
 
-    A section that is given another `kind` keeps the values that its new kind has as well. Raises KeyError, IndexError or TypeError
-    where a path leads nowhere.
+    A section that is given another `kind` keeps the values that its new kind has as well. Raises KeyError, IndexError or
+    TypeError where a path leads nowhere.
     """
     raw = copy.deepcopy(raw)
     for path, value in sorted(values.items(), key=lambda pair: keys_of(pair[0])[-1] != "kind"):

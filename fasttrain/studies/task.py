@@ -16,7 +16,8 @@ class Task:
     scores the largest validation case beside a training that has begun. former: the plan of an earlier trial on a CPU, whose
     precision and layout stand. compiled: the plan's torch.compile is followed, else left out. ceilings: also count the network's
     work and measure what the device does at most. cases: so many training cases are read. most_seconds: steps that are slow are
-    measured for no longer than about this; None: as long as it takes to have enough of them.
+    measured for no longer than about this; None: as long as it takes to have enough of them. ranks: processes that take the steps
+    together, a device each, as `train --gpus` has them.
     """
 
     kind: str
@@ -29,6 +30,12 @@ class Task:
     ceilings: bool = False
     cases: int = 16
     most_seconds: float | None = None
+    ranks: int = 1
+
+    @property
+    def processes(self) -> int:
+        """That carry it out: looking is the first rank's alone."""
+        return 1 if self.kind == LOOK else self.ranks
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -40,7 +47,8 @@ class Outcome:
     """How a trial's process ended.
 
     status: `done`, `memory` (it ran out), `hung` (its time was over) or `failed`. values: what it measured. faults: its error's
-    sentences. exit_code: of that error, as the command line has it. log: what it wrote to stdout and stderr.
+    sentences. exit_code: of that error, as the command line has it. log: what it wrote to stdout and stderr. rank: of several the
+    one that it ended by; None: it has one, or ended well.
     """
 
     status: str
@@ -49,6 +57,7 @@ class Outcome:
     exit_code: int = 0
     seconds: float = 0.0
     log: str = ""
+    rank: int | None = None
 
     @property
     def done(self) -> bool:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from fasttrain.engine.captured import STEPS_BEFORE
+from fasttrain.engine.together import STEPS_BEFORE_A_GRAPH
 from fasttrain.engine.trainer import StepReport, Trainer
+from fasttrain.machine.ranks import ONLY_ONE, Ranks
 
-_WARM_UP_ON_GPU = STEPS_BEFORE + 6
+_WARM_UP_BEHIND_A_GRAPH = 6
 _WARM_UP_ON_CPU = 2
 _REPEATS = 5
 _REPEAT_SECONDS_ON_GPU, _REPEAT_SECONDS_ON_CPU = 0.3, 0.5
@@ -49,6 +51,11 @@ class Rates:
         return (kept[-1] - kept[0]) / 2 / self.median
 
 
+def steps_to_a_graph(ranks: int) -> int:
+    """Steps that a GPU takes before one is recorded, where steps are."""
+    return STEPS_BEFORE if ranks == 1 else STEPS_BEFORE_A_GRAPH
+
+
 def endless(trainer: Trainer) -> Iterator[StepReport]:
     """Steps over the ends of epochs, at a rate that changes little."""
     peak = max(trainer.rate(step) for step in range(0, trainer.steps_per_epoch, max(trainer.steps_per_epoch // 8, 1)))
@@ -66,17 +73,19 @@ def timed(
     told: Callable[[int, int], None] = lambda done, total: None,
     ahead: int = 0,
     most_seconds: float | None = None,
+    ranks: Ranks = ONLY_ONE,
 ) -> Rates:
     """Takes steps until they are steady, calls `warmed`, and measures stretches of them, fewer where a step takes long.
 
     ahead: batches that workers may have ready, which are used up first, as long as that takes a few seconds only. most_seconds:
-    of it all, about, where steps are slow.
+    of it all, about, where steps are slow. ranks: those that take every step together; the first says how many, by its clock.
     """
     on_gpu = device.type == "cuda"
     told(0, _REPEATS + 1)
     limit = math.inf if most_seconds is None else most_seconds
-    _take(reports, _WARM_UP_ON_GPU if on_gpu else _WARM_UP_ON_CPU, limit / 4)
-    _take(reports, ahead, min(_MOST_SECONDS_FOR_AHEAD, limit / 4))
+    to_a_graph = steps_to_a_graph(ranks.place.ranks) + _WARM_UP_BEHIND_A_GRAPH
+    _take(reports, to_a_graph if on_gpu else _WARM_UP_ON_CPU, limit / 4, ranks)
+    _take(reports, ahead, min(_MOST_SECONDS_FOR_AHEAD, limit / 4), ranks)
     warmed()
     # Also the first steps after `warmed`, which may have given memory back
     for _ in range(2 if on_gpu else 0):
@@ -91,6 +100,7 @@ def timed(
     else:
         steps = max(math.ceil(_REPEAT_SECONDS_ON_CPU / one), 1)
         repeats = min(max(int(_MOST_SECONDS_ON_CPU / (one * steps)), _LEAST_REPEATS), _REPEATS)
+    steps, repeats = ranks.share((steps, repeats))
     rates, waited, passed = [], 0.0, 0.0
     for number in range(repeats):
         told(number + 1, repeats + 1)
@@ -101,11 +111,11 @@ def timed(
     return Rates(tuple(rates), min(waited / passed, 1.0))
 
 
-def _take(reports: Iterator[StepReport], steps: int, most_seconds: float) -> None:
+def _take(reports: Iterator[StepReport], steps: int, most_seconds: float, ranks: Ranks) -> None:
     """So many steps, or fewer where they take longer."""
     began = time.perf_counter()
     for _ in range(steps):
-        if time.perf_counter() - began > most_seconds:
+        if ranks.share(time.perf_counter() - began > most_seconds):
             return
         next(reports)
 

@@ -8,13 +8,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fasttrain.batches import ResidentSource
+from fasttrain.data.made_ahead import MadeAhead
 from fasttrain.data.splits import Split
 from fasttrain.engine.build import Assembly, build, prepare_torch
 from fasttrain.engine.failures import explained
@@ -23,33 +24,43 @@ from fasttrain.engine.preparing import look, prepare
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.validation_memory import prepare_validation
 from fasttrain.errors import FasttrainError, OutOfMemoryError, exit_code_of, ran_out_of_memory, wants_memory
-from fasttrain.machine.hardware import GIB, Hardware
+from fasttrain.machine.allocator import allocator_setting, expand_segments
+from fasttrain.machine.hardware import GIB, Hardware, survey
 from fasttrain.machine.open_files import raise_open_file_limit
+from fasttrain.machine.place import Place
+from fasttrain.machine.ranks import Ranks
+from fasttrain.machine.threads import limit_threads
 from fasttrain.recipe import Recipe
 from fasttrain.studies.ceilings import ceilings_of
 from fasttrain.studies.few_cases import few_cases, largest_case, plan_for_few
 from fasttrain.studies.machine_record import machine_record
 from fasttrain.studies.task import LOOK, STEPS, Task
-from fasttrain.studies.timing import endless, timed
+from fasttrain.studies.timing import endless, steps_to_a_graph, timed
+from fasttrain.studies.trial_ranks import Seat, join, leave_word_to_another, of_all
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.events import Event, Message, Progress
 
 Emit = Callable[[Event], None]
 
-_STEPS_BEFORE_VALIDATION = 6
+_STEPS_BEHIND_A_GRAPH = 3
 
 
-def perform(task: Task, emit: Emit) -> dict[str, Any]:
-    """What the trial's process writes: the fields of an `Outcome`. Whatever fails becomes one."""
+def perform(task: Task, emit: Emit, seat: Seat | None = None) -> dict[str, Any]:
+    """What the trial's process writes: the fields of an `Outcome`. Whatever fails becomes one. seat: of several processes this one."""
+    seat = seat or Seat()
     began = time.perf_counter()
     recipe = Recipe.model_validate_json(task.recipe)
     try:
-        values = _look(recipe, task, emit) if task.kind == LOOK else _built(recipe, task, emit)
+        if task.kind == LOOK:
+            values = _look(recipe, task, emit)
+        else:
+            values = _built(recipe, task, emit, join(seat, task.device))
         found: dict[str, Any] = {"status": "done", "values": values}
     except Exception as error:
         known = explained(error, recipe, 0) or error
         faults = known.faults if isinstance(known, FasttrainError) else (_named(known),)
         memory = isinstance(known, OutOfMemoryError) or wants_memory(known) or ran_out_of_memory(known)
+        leave_word_to_another(error, known, seat.place, memory)
         if not memory:
             import traceback
 
@@ -65,51 +76,87 @@ def _named(error: BaseException) -> str:
 
 
 def _look(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
-    looked = look(recipe, _path(task.data), task.device, emit)
-    return {"machine": machine_record(looked.hardware), "sizes": asdict(looked.sizes), "root": str(looked.root)}
+    looked = look(recipe, _path(task.data), task.device, emit, seat=Place(0, task.ranks, 0, task.ranks))
+    # The machine as one process has it: its CPUs are not a rank's share of them
+    hardware = looked.hardware if task.ranks == 1 else survey(task.device)
+    return {"machine": machine_record(hardware), "sizes": asdict(looked.sizes), "root": str(looked.root)}
 
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def _built(recipe: Recipe, task: Task, emit: Emit) -> dict[str, Any]:
-    began = time.perf_counter()
-    validating = task.kind != STEPS
+@dataclass(frozen=True)
+class _Decided:
+    """What one trial works on, the same on all ranks but for `hardware` and the first one's `ahead`."""
+
+    hardware: Hardware
+    whole: Plan
+    split: Split
+    ahead: MadeAhead | None
+
+
+def _decided(recipe: Recipe, task: Task, emit: Emit, ranks: Ranks) -> _Decided:
+    """The plan of the whole run and the few cases, which the first rank finds; the others wait for it."""
 
     def few(split: Split, cache: str = "auto") -> Split:
-        validated = largest_case(split.validation, recipe) if validating else ()
+        validated = largest_case(split.validation, recipe) if task.kind != STEPS else ()
         return few_cases(recipe, split, cache, validated, task.cases)
 
-    former, device = _former(task), task.former_device
-    prepared = prepare(recipe, _path(task.data), task.device, emit, former, device, opened=few)
+    if ranks.place.leads:
+        former, device = _former(task), task.former_device
+        prepared = prepare(
+            recipe, _path(task.data), task.device, emit, former, device, opened=few, seat=ranks.place
+        )
+        whole = prepared.plan
+        split = few(prepared.split, whole.cache)
+        ranks.share((whole, split))
+        return _Decided(prepared.hardware, whole, split, prepared.ahead)
+    whole, split = ranks.share(None)
+    hardware = survey(task.device, ranks.place)
+    if hardware.on_gpu and allocator_setting() is None:
+        expand_segments(whole.expandable_segments)
+    limit_threads(whole.threads)
+    return _Decided(hardware, whole, split, None)
+
+
+def _built(recipe: Recipe, task: Task, emit: Emit, ranks: Ranks) -> dict[str, Any]:
+    began = time.perf_counter()
+    decided = _decided(recipe, task, emit, ranks)
     planning_seconds = time.perf_counter() - began
-    hardware, whole, split = prepared.hardware, prepared.plan, few(prepared.split, prepared.plan.cache)
+    hardware, whole, split = decided.hardware, decided.whole, decided.split
     plan = plan_for_few(whole if task.compiled else replace(whole, compile=False), split, recipe)
     raise_open_file_limit()
     prepare_torch(plan, hardware)
-    assembly = build(recipe, plan, hardware, split, _progress(emit), lambda text, level: None, ahead=prepared.ahead)
+    progress, ahead = _progress(emit), decided.ahead
+    assembly = build(recipe, plan, hardware, split, progress, lambda text, level: None, ahead=ahead, ranks=ranks)
     try:
         ballast = _ballast(assembly, whole, hardware)
-        found = (
-            _validated(assembly, plan, emit) if validating else _stepped(assembly, plan, hardware, emit, began, task)
-        )
+        if task.kind == STEPS:
+            found = _stepped(assembly, plan, hardware, emit, began, task, ranks)
+        else:
+            found = _validated(assembly, plan, emit, ranks)
         del ballast
-        if task.ceilings and not validating:
+        found["free_bytes"] = int((hardware.gpu_free_gib or 0.0) * GIB)
+        found["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        found = of_all(ranks, found)
+        if task.ceilings and task.kind == STEPS and ranks.place.leads:
             found["ceilings"] = ceilings_of(recipe, plan.amp, hardware.torch_device)
-    finally:
-        assembly.close()
+    except BaseException:
+        # Of several ranks the others may wait for this one in the middle of a step, and a device that waits for them never ends
+        if ranks.place.alone:
+            assembly.close()
+        raise
+    assembly.close()
     record = {key: value for key, value in whole.record().items() if key not in ("decisions", "sizes")}
     return {
         **found,
         "plan": record,
         "reasons": {one.name: one.reason for one in whole.decisions},
         "device_name": hardware.device_name,
-        "free_bytes": int((hardware.gpu_free_gib or 0.0) * GIB),
         "would_compile": whole.compile,
         "planning_seconds": planning_seconds,
         "steps_per_epoch": whole.sizes.steps_per_epoch,
-        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
@@ -134,7 +181,7 @@ def _ballast(assembly: Assembly, whole: Plan, hardware: Hardware) -> torch.Tenso
 
 
 def _stepped(
-    assembly: Assembly, plan: Plan, hardware: Hardware, emit: Emit, began: float, task: Task
+    assembly: Assembly, plan: Plan, hardware: Hardware, emit: Emit, began: float, task: Task, ranks: Ranks
 ) -> dict[str, Any]:
     device, trainer = hardware.torch_device, assembly.trainer
     retries, reports = _retries(device), endless(trainer)
@@ -156,7 +203,7 @@ def _stepped(
     try:
         told = lambda done, total: emit(Progress(f"measuring batch {plan.sizes.batch_size}", done, total))  # noqa: E731
         monitor.read()
-        rates = timed(reports, device, warmed, told, plan.workers * plan.prefetch_factor, task.most_seconds)
+        rates = timed(reports, device, warmed, told, plan.workers * plan.prefetch_factor, task.most_seconds, ranks)
         reading = monitor.read()
     finally:
         monitor.close()
@@ -182,12 +229,13 @@ def _retries(device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else 0
 
 
-def _validated(assembly: Assembly, plan: Plan, emit: Emit) -> dict[str, Any]:
+def _validated(assembly: Assembly, plan: Plan, emit: Emit, ranks: Ranks) -> dict[str, Any]:
     """One validation beside what a training holds, its optimiser's state and recorded graph among it."""
     validator, warnings = assembly.validator, list[str]()
     device = validator.predictor.device
     reports = endless(assembly.trainer)
-    for _ in range(_STEPS_BEFORE_VALIDATION if device.type == "cuda" else 1):
+    to_a_graph = steps_to_a_graph(ranks.place.ranks) + _STEPS_BEHIND_A_GRAPH
+    for _ in range(to_a_graph if device.type == "cuda" else 1):
         next(reports)
     if not validator.cases:
         return {"case": None}

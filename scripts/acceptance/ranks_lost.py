@@ -1,4 +1,4 @@
-"""Proves that several ranks end together: whichever of them is killed, frozen, told to stop or fails, in time and with one sentence.
+"""Proves that several ranks end together: whichever is killed, frozen, told to stop or fails, in time and with one sentence.
 
     python scripts/acceptance/ranks_lost.py [--only WORD] [--ranks 2]
 

@@ -27,7 +27,10 @@ def threads():
 def test_every_variable_and_torchs_own_pool_are_set(threads) -> None:
     environ = {"OMP_NUM_THREADS": "77", "OTHER": "x"}
     limit_threads(1, environ)
-    assert environ == {**dict.fromkeys(THREAD_VARIABLES, "1"), "OTHER": "x"}
+    assert environ == {**dict.fromkeys(THREAD_VARIABLES, "1"), "OMP_WAIT_POLICY": "PASSIVE", "OTHER": "x"}
+    kept = {"OMP_WAIT_POLICY": "ACTIVE"}
+    limit_threads(1, kept)
+    assert kept["OMP_WAIT_POLICY"] == "ACTIVE"
     assert torch.get_num_threads() == 1
     limit_threads(2, environ)
     assert torch.get_num_threads() == 2

@@ -1,4 +1,4 @@
-"""Owns the way from a recipe to a search that can begin: its space, the machine and the data looked at once, its storage opened."""
+"""Owns the way from a recipe to a search that can begin: its space, machine and data looked at once, its storage opened."""
 
 from __future__ import annotations
 
@@ -83,7 +83,11 @@ def open_study(base: ResolvedRecipe, asked: Asked, tell: Callable[[Told], None])
     if (warning := network_warning(study.place)) is not None:
         tell(Told(warning, "warning"))
     if len(spec.objectives) > 1 and spec.pruner.kind != "none":
-        tell(Told("no trial is pruned: with several objectives nothing says which of two is worse (search.pruner is not used)"))
+        tell(
+            Told(
+                "no trial is pruned: with several objectives nothing says which of two is worse (search.pruner is not used)"
+            )
+        )
     return study
 
 
@@ -154,6 +158,8 @@ def _shares(base: ResolvedRecipe, cache_bytes: int, tell: Callable[[Told], None]
         return None
     folder = volumes_folder(cache, os.environ, Path("runs"))
     if cache_bytes > _SHARE_OF_DISK * disk_free_bytes(folder):
-        tell(Told(f"{folder} has no room for the preprocessed volumes of all cases: each trial makes its own", "warning"))
+        tell(
+            Told(f"{folder} has no room for the preprocessed volumes of all cases: each trial makes its own", "warning")
+        )
         return None
     return folder

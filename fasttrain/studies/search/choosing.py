@@ -103,7 +103,7 @@ def _cmaes(spec: SamplerSpec, space: Mapping[str, Entry], seed: int | None) -> A
 def _grid(spec: SamplerSpec, space: Mapping[str, Entry], seed: int | None) -> Any:
     optuna = require_optuna()
 
-    class Grid(optuna.samplers.GridSampler):  # type: ignore[name-defined,misc]
+    class Grid(optuna.samplers.GridSampler):  # type: ignore[name-defined]
         def after_trial(self, *_: Any) -> None:
             """Optuna's would stop its own loop here; trials are counted elsewhere."""
 
@@ -139,4 +139,3 @@ def spread_seed(seed: int | None, *others: int) -> int | None:
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, *others]).generate_state(1)[0])
-

@@ -51,8 +51,7 @@ class OneTrial:
         if ended["status"] == "memory" and not ended.get("lowered") and not self._lowered():
             smaller = stepped_down(resolved)
             if smaller is not None:
-                before, after = resolved.recipe.training, smaller.recipe.training
-                text = f"training.batch_size {before.batch_size} → {after.batch_size}, accumulate {before.accumulate} → {after.accumulate}"
+                text = _told_lowered(resolved, smaller)
                 self._note("lowered", text)
                 self._say(f"out of memory, tried once more with {text}", "warning")
                 ended, worker = self._attempt(smaller, worker, anew=True)
@@ -246,3 +245,11 @@ class OneTrial:
 def _short(value: Any) -> str:
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+def _told_lowered(before: ResolvedRecipe, after: ResolvedRecipe) -> str:
+    first, second = before.recipe.training, after.recipe.training
+    return (
+        f"training.batch_size {first.batch_size} → {second.batch_size}, training.accumulate {first.accumulate} → "
+        f"{second.accumulate}"
+    )

@@ -54,7 +54,9 @@ def _history(kept: Kept, complete: Sequence[Any], names: Sequence[str]) -> Any:
     numbers, scores = [trial.number for trial in complete], [trial.values[place] for trial in complete]
     axes.scatter(numbers, scores, color="C0", label="complete", zorder=3)
     pruned = patiently(kept.place, lambda: kept.optuna.get_trials(deepcopy=False, states=(state.PRUNED,)))
-    shown = [(trial.number, better(trial.intermediate_values.values())) for trial in pruned if trial.intermediate_values]
+    shown = [
+        (trial.number, better(trial.intermediate_values.values())) for trial in pruned if trial.intermediate_values
+    ]
     if shown:
         axes.scatter(*zip(*shown, strict=True), color="0.6", marker="x", label="pruned")
     best = [better(scores[: count + 1]) for count in range(len(scores))]
@@ -109,6 +111,4 @@ def _scaled(path: str, complete: Sequence[Any]) -> dict[int, float]:
         }
     measure = math.log if kind.log else float
     low, high = measure(kind.low), measure(kind.high)
-    return {
-        trial.number: (measure(trial.params[path]) - low) / (high - low) if high > low else 0.5 for trial in having
-    }
+    return {trial.number: (measure(trial.params[path]) - low) / (high - low) if high > low else 0.5 for trial in having}

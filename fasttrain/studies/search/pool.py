@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from fasttrain.errors import MachineError, StorageError
 from fasttrain.machine.limits import oom_kills

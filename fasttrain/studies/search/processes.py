@@ -139,4 +139,3 @@ def give_up(study: Study, trial: Any, reason: str) -> str | None:
         return f"trial {trial.number}: {reason}; it is not tried again after {deaths_of(trial) + 1} deaths"
     patiently(study.place, lambda: go_on_with(study.optuna, trial))
     return f"trial {trial.number}: {reason}; it goes on from its newest checkpoint"
-

@@ -30,8 +30,10 @@ _FAILURES_IN_A_ROW = 5
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a search is asked for. trials: of the whole study. parallel: so many train at once, None: one or two, as measured.
-    device_gib: the card's memory; None on a CPU. shares: the folder of volumes that all trials use. warm: a worker that has looked at the data already.
+    """What a search is asked for.
+
+    trials: of the whole study. parallel: so many train at once, None: one or two, as measured. device_gib: the card's memory;
+    None on a CPU. shares: the folder of volumes that all trials use. warm: a worker that has looked at the data already.
     """
 
     base: ResolvedRecipe
@@ -100,7 +102,9 @@ class Search:
         """A trial has ended; failure: why it failed. Raises MachineError where too many in a row did."""
         self._failures = 0 if failure is None else self._failures + 1
         if self._failures >= _FAILURES_IN_A_ROW:
-            raise MachineError(f"{self._failures} trials in a row failed, the last one so: {failure}; mend that and go on")
+            raise MachineError(
+                f"{self._failures} trials in a row failed, the last one so: {failure}; mend that and go on"
+            )
 
     def serve(self, slot: int, worker: Worker) -> None:
         """From now on `worker` is that of a slot."""

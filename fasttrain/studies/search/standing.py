@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fasttrain.studies.search.extra import require_optuna
@@ -31,7 +32,11 @@ def standing_of(kept: Kept) -> dict[str, Any]:
         "wanted": kept.record.get("trials"),
         "trials": len(counted),
         "states": {
-            state: {"count": len(some), "share": len(some) / len(counted) if counted else None, "mean_seconds": _mean_seconds(some)}
+            state: {
+                "count": len(some),
+                "share": len(some) / len(counted) if counted else None,
+                "mean_seconds": _mean_seconds(some),
+            }
             for state, some in by_state.items()
         },
         "gone_on_with": len(superseded(trials)),
@@ -39,7 +44,9 @@ def standing_of(kept: Kept) -> dict[str, Any]:
         "pruned_after_epochs": sorted(max(trial.intermediate_values, default=0) for trial in by_state["pruned"]),
         "out_of_memory": sum(bool(trial.user_attrs.get("lowered")) for trial in counted)
         + sum("memory" in str(trial.user_attrs.get("reason", "")) for trial in by_state["failed"]),
-        "failures": {str(trial.number): trial.user_attrs.get("reason") or "no sign of life" for trial in by_state["failed"]},
+        "failures": {
+            str(trial.number): trial.user_attrs.get("reason") or "no sign of life" for trial in by_state["failed"]
+        },
         "best": best_trials(kept),
         "importance": importance_of(kept, by_state["complete"]),
         "device": device_use(trials),
@@ -94,7 +101,7 @@ def importance_of(kept: Kept, complete: Sequence[Any]) -> dict[str, float] | Non
 
 
 def device_use(trials: Sequence[Any]) -> dict[str, Any] | None:
-    """How much of their time the processes' devices trained and validated, from the start of each process to its last trial's end.
+    """How much of their time the devices trained and validated, from the start of each process to its last trial's end.
 
     None before a trial has ended. Trials that train at once count once.
     """
@@ -140,3 +147,10 @@ def covered(spans: Sequence[Sequence[float]]) -> float:
 def _mean_seconds(trials: Sequence[Any]) -> float | None:
     lengths = [times[1] - times[0] for trial in trials if (times := trial.user_attrs.get("times"))]
     return statistics.fmean(lengths) if lengths else None
+
+
+def running_runs(kept: Kept) -> list[tuple[int, Path]]:
+    """(trial, folder of its run) of those that are at work."""
+    state = require_optuna().trial.TrialState
+    trials = patiently(kept.place, lambda: kept.optuna.get_trials(deepcopy=False, states=(state.RUNNING,)))
+    return [(trial.number, kept.folder.path / str(run)) for trial in trials if (run := trial.user_attrs.get("run"))]

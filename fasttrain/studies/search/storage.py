@@ -37,7 +37,7 @@ class Place:
     @property
     def shown(self) -> str:
         """Without a password."""
-        return _PASSWORD.sub(r"\1@", self.url)
+        return without_password(self.url)
 
     @property
     def path(self) -> Path | None:
@@ -45,6 +45,11 @@ class Place:
         if self.kind == SERVER:
             return None
         return Path(self.url.removeprefix("sqlite:///"))
+
+
+def without_password(url: str) -> str:
+    """A URL without its password."""
+    return _PASSWORD.sub(r"\1@", url)
 
 
 def place_of(asked: str | None, folder: Path) -> Place:
@@ -70,8 +75,8 @@ def place_of(asked: str | None, folder: Path) -> Place:
         dialect = "postgresql" if kind.startswith("postgres") else "mysql"
         return Place(SERVER, f"{dialect}+{_DRIVERS[kind]}://{rest}" if "+" not in scheme else asked)
     raise RecipeError(
-        f"--storage {_PASSWORD.sub(chr(92) + '1@', asked)}: should be sqlite, journal, a file that ends in .db or .log, or a URL such as "
-        "postgresql://user@host/database or mysql://user@host/database"
+        f"--storage {without_password(asked)}: should be sqlite, journal, a file that ends in .db or .log, or a URL such "
+        "as postgresql://user@host/database or mysql://user@host/database"
     )
 
 
@@ -83,8 +88,8 @@ def network_warning(place: Place) -> str | None:
     if mount is None or fate_of(mount, in_a_container=False) != "network":
         return None
     return (
-        f"{place.path} lies on a network disk ({mount.kind}), where SQLite's locks may fail and a study be damaged; begin it with "
-        "--storage journal, or with a database"
+        f"{place.path} lies on a network disk ({mount.kind}), where SQLite's locks may fail and a study be damaged; begin it "
+        "with --storage journal, or with a database"
     )
 
 
@@ -98,7 +103,9 @@ def open_storage(place: Place, stale: Callable[[Any, Any], None] | None = None) 
         try:
             place.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"{place.path.parent} cannot be made: {error.strerror}; choose another --storage") from error
+            raise StorageError(
+                f"{place.path.parent} cannot be made: {error.strerror}; choose another --storage"
+            ) from error
     try:
         if place.kind == JOURNAL:
             backend = optuna.storages.journal.JournalFileBackend(place.url)
@@ -163,11 +170,11 @@ def _unusable(place: Place, error: BaseException) -> StorageError:
     elif "not a database" in what or "malformed" in what:
         what = f"it is no sound SQLite file ({what})"
     return StorageError(
-        f"the study's storage {place.shown} cannot be used: {what}; what ran is kept in the trials' folders: give the command again "
-        "once it can be, or name another with --storage"
+        f"the study's storage {place.shown} cannot be used: {what}; what ran is kept in the trials' folders: give the command "
+        "again once it can be, or name another with --storage"
     )
 
 
 def _first_line(error: BaseException) -> str:
     text = os.fsdecode(str(error)) if str(error) else type(error).__name__
-    return _PASSWORD.sub(r"\1@", text.splitlines()[0])[:200]
+    return without_password(text.splitlines()[0])[:200]

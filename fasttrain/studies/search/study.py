@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fasttrain.engine.resuming.changes import as_values, changes_between
@@ -138,14 +137,14 @@ def _place(folder: StudyFolder, asked: str | None, name: str) -> Place:
     place = place_of(asked, folder.path)
     if place.shown != former.shown:
         raise RecipeError(
-            f"--storage {place.shown}: study {known['name']} in {folder.path} is stored in {former.shown}; leave --storage out, or "
-            "name another --folder"
+            f"--storage {place.shown}: study {known['name']} in {folder.path} is stored in {former.shown}; leave --storage out, "
+            "or name another --folder"
         )
     return place
 
 
 def _kept(place: Place, folder: StudyFolder) -> str:
-    """How the record names the storage: a file in the study's folder so that the folder can be moved, a server without password."""
+    """How the record names the storage: a file in the study's folder by its name, so that it can be moved; no password."""
     if place.path is not None and place.path.parent == folder.path.absolute():
         return place.path.name
     return place.shown
@@ -183,7 +182,9 @@ def open_kept(folder: StudyFolder, asked: str | None = None) -> Kept:
     try:
         found = patiently(place, lambda: optuna.load_study(study_name=record["name"], storage=storage))
     except KeyError as error:
-        raise StorageError(f"{place.shown} has no study {record['name']}; name another storage with --storage") from error
+        raise StorageError(
+            f"{place.shown} has no study {record['name']}; name another storage with --storage"
+        ) from error
     return Kept(folder, record["name"], place, found, record)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 PRUNED = "pruned"
 """The reason of the stop that ends a hopeless trial."""
 
