@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fasttrain.batches.crop import cut_patch
+from fasttrain.batches.device_room import DEVICE_SLOTS
 from fasttrain.batches.patch_maker import Drawn, PatchMaker
-from fasttrain.batches.resident_volumes import DEVICE_SLOTS, Resident
+from fasttrain.batches.resident_volumes import Resident
 from fasttrain.batches.staging import pinned
 from fasttrain.batches.thread_loader import ThreadLoader
 

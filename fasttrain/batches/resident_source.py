@@ -15,9 +15,10 @@ import torch
 
 from fasttrain.augment.technique import sent
 from fasttrain.batches.boxes import BoxStream, DeviceSlots
+from fasttrain.batches.device_room import AXES, in_three_axes
 from fasttrain.batches.order import Order, turns
 from fasttrain.batches.patch_maker import Drawn, PatchMaker
-from fasttrain.batches.resident_volumes import AXES, Resident, in_three_axes
+from fasttrain.batches.resident_volumes import Resident
 from fasttrain.kernels.patches import cut
 from fasttrain.machine.place import ALONE, Place
 from fasttrain.ranges import part

@@ -229,7 +229,7 @@ def _tuned(resolved: ResolvedRecipe, device: str) -> ResolvedRecipe:
     from fasttrain.studies.lock import tuned
     from fasttrain.studies.machine_record import machine_record
 
-    found, told = tuned(resolved, machine_record(survey(device)), own_cache_folder())
+    found, told = tuned(resolved, machine_record(survey(device)), own_cache_folder(), SEVERAL.ranks.place.ranks)
     print(told, file=sys.stderr)
     return found
 

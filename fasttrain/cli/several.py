@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,9 @@ class Several:
             torch.cuda.set_device(chosen)
         self._joined = join(self._seat, chosen, self._ended_by, _tell if self._seat.leads else lambda sentence: None)
         self._joined.watch.at_last = self.at_last
+        from fasttrain.engine.agreeing import check_versions
+
+        check_versions(self._joined)
         return self._seat.leads
 
     def follow(self, data: Path | None, device: str) -> int:
@@ -110,9 +114,10 @@ class Several:
 
         with stop_on_signals() as stop:
             stop.begun = True
+            from fasttrain.engine.agreeing import check_cases
             from fasttrain.engine.following import follow
 
-            return follow(self.ranks, data, device, stop)
+            return follow(self.ranks, data, device, stop, partial(check_cases, self._seat.rank))
 
     def heed(self, stop: StopRequest, on_stop: Callable[[int], None]) -> None:
         """A stop that any rank is asked for is one of all; on_stop hears its exit code where it was another rank."""

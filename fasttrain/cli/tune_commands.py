@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fasttrain.cli.launching import count_of
 from fasttrain.cli.limit_options import (
     MaxCostOption,
     MaxHoursOption,
@@ -21,6 +23,8 @@ from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption, Rec
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.tune_study import TuneStudy
 from fasttrain.errors import RecipeError
+from fasttrain.machine.hardware import wants_gpu
+from fasttrain.machine.place import place
 from fasttrain.recipe import resolve
 
 if TYPE_CHECKING:
@@ -46,6 +50,15 @@ SizesOption = Annotated[
     list[str] | None,
     typer.Option("--batch-sizes", help="Sizes to measure, and no others.", metavar="[KIND:]1,2,4"),
 ]
+TuneGpusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        help="Measure each trial with so many GPUs of this machine together, for `train --tuned --gpus N`; with --device cpu so "
+        "many processes.",
+        metavar="N|all",
+    ),
+]
 TrialSecondsOption = Annotated[
     str, typer.Option("--trial-time", help="Time limit of one trial, such as 90s or 5m; a hung one is ended then.")
 ]
@@ -57,6 +70,7 @@ def tune_batch_command(
     assignments: SetOption = None,
     run: RunOption = None,
     device: DeviceOption = "auto",
+    gpus: TuneGpusOption = None,
     prefer: PreferOption = "throughput",
     margin: MarginOption = 0.08,
     sizes: SizesOption = None,
@@ -77,7 +91,8 @@ def tune_batch_command(
     A range or number applies to all networks, or as KIND:VALUES (such as dynunet:1,2,4) to one network.kind; universal: is all.
     """
     resolved = resolve(recipe, list(assignments or []))
-    options = _options(resolved, prefer, margin, sizes, trials, budget, trial_time)
+    wants_gpu(device)
+    options = _options(resolved, prefer, margin, sizes, trials, budget, trial_time, _ranks(gpus, device))
     command = TuneStudy(resolved, data, run, device, options, json, wide=False)
     with stop_on_signals() as stop:
         return command.study(stop)
@@ -89,6 +104,7 @@ def tune_command(
     assignments: SetOption = None,
     run: RunOption = None,
     device: DeviceOption = "auto",
+    gpus: TuneGpusOption = None,
     budget: Annotated[str, typer.Option("--budget", help="Time for all trials, such as 90s or 3m.")] = _TUNE_BUDGET,
     no_train: Annotated[bool, typer.Option("--no-train", help="Stop before the run.")] = False,
     prefer: PreferOption = "throughput",
@@ -144,9 +160,10 @@ def tune_command(
     sets = list(assignments or [])
     resolved = resolve(recipe, sets) if fold is None else resolve_fold(recipe, sets, fold)
     limits.check_score(resolved.recipe.task_facts)
+    wants_gpu(device)
     kind = resolved.recipe.network.kind
     options = replace(
-        _options(resolved, prefer, margin, sizes, trials, budget, trial_time),
+        _options(resolved, prefer, margin, sizes, trials, budget, trial_time, _ranks(gpus, device)),
         window_batches=read_numbers("--window-batches", window_batches, kind),
         stitching=read_words("--stitching", stitching, kind, ("gpu", "cpu")),
         workers=read_numbers("--workers", workers, kind, least=0),
@@ -159,6 +176,19 @@ def tune_command(
         return code if code or no_train else command.train(stop, limits)
 
 
+def _ranks(gpus: str | None, device: str) -> int:
+    """How many ranks measure together. Raises MachineError where there are too few GPUs, RecipeError for a value that can be none
+    and where a launcher has started this process as one of several: each would measure for itself, on the others' devices.
+    """
+    seat = place(os.environ)
+    if not seat.alone:
+        raise RecipeError(
+            f"this is one of {seat.ranks} ranks that a launcher has started, and a measurement starts its own: give the command "
+            f"without the launcher, with --gpus {seat.local_ranks}"
+        )
+    return 1 if gpus is None else count_of(gpus, device)
+
+
 def _options(
     resolved: ResolvedRecipe,
     prefer: str,
@@ -167,6 +197,7 @@ def _options(
     trials: list[str] | None,
     budget: str | None,
     trial_time: str,
+    ranks: int,
 ) -> Options:
     from fasttrain.studies.options import Options, read_numbers, read_seconds
 
@@ -181,4 +212,5 @@ def _options(
         sizes=read_numbers("--batch-sizes", sizes, kind),
         budget_seconds=read_seconds("--budget", budget),
         trial_seconds=seconds,
+        ranks=ranks,
     )

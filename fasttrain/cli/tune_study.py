@@ -86,7 +86,8 @@ class TuneStudy:
     def _study(self, stop: StopRequest, told: bool) -> int:
         from fasttrain.studies.trials import TrialServer
 
-        limit_threads(thread_count(self.resolved.recipe.acceleration.threads, probably_on_gpu(self.device))[0])
+        threads, ranks = self.resolved.recipe.acceleration.threads, self.options.ranks
+        limit_threads(thread_count(threads, probably_on_gpu(self.device), ranks)[0])
         stop.begun = True
         view = open_view(sys.stderr)
         try:
@@ -153,7 +154,7 @@ class TuneStudy:
         measuring = Measuring(self.data, self.device, server, self.options, view.on_event)
         self.batches = BatchStudy(self.resolved, measuring, share, self._keep)
         measuring.look(self.resolved)
-        with told_of_others(own_cache_folder(), measuring.machine, view.on_event):
+        with told_of_others(own_cache_folder(), measuring.machine, view.on_event, measuring.ranks):
             self.batches.run()
             if self.wide:
                 self.settings = SettingsStudy(self.batches)
@@ -164,7 +165,8 @@ class TuneStudy:
 
         assert self.batches is not None
         more = {"command": "tune" if self.wide else "tune-batch", **self._document()}
-        record = lock_record(self.resolved, self.batches.measuring.machine, self.batches.settings, more)
+        measuring = self.batches.measuring
+        record = lock_record(self.resolved, measuring.machine, self.batches.settings, more, measuring.ranks)
         cache = own_cache_folder()
         machine_lock = write_lock(record, self.folder.tune / "lock.json", cache)
         self.found = {**record, "machine_lock": str(machine_lock)}
@@ -198,7 +200,8 @@ class TuneStudy:
         batches = self.batches
         if batches is not None and batches.points:
             write_json(self.folder.tune / "table.json", self._state(status, exit_code))
-            title = f"{self.resolved.recipe.name} on {batches.measuring.machine.get('device_name')}"
+            times = f"{self.options.ranks} × " if self.options.ranks > 1 else ""
+            title = f"{self.resolved.recipe.name} on {times}{batches.measuring.machine.get('device_name')}"
             picture = self.folder.tune / "batch.png"
             draw_sweep(batches.points, batches.chosen, picture, title, batches.measuring.machine.get("gpu_bytes"))
 
@@ -216,5 +219,5 @@ class TuneStudy:
             assert self.batches is not None
             lock = str(self.folder.tune / "lock.json")
             places = [shlex.quote(lock), shlex.quote(self.found["machine_lock"])]
-            print_settings_found(self.batches.settings, places)
+            print_settings_found(self.batches.settings, places, self.options.ranks)
         sys.stdout.flush()

@@ -22,9 +22,11 @@ def print_batches(study: BatchStudy) -> None:
         return
     own = study.resolved.recipe.training.batch_size
     on_gpu = study.measuring.on_gpu
-    rows = [
-        ["batch", "patches/s", "±", "waiting", *(["GPU busy", "memory"] if on_gpu else []), "epoch", "how it ended"]
-    ]
+    ranks = study.measuring.ranks
+    size, rate, memory = ("batch", "patches/s", "memory")
+    if ranks > 1:
+        size, rate, memory = ("batch a rank", f"patches/s of {ranks} ranks", "memory of the fullest")
+    rows = [[size, rate, "±", "waiting", *(["GPU busy", memory] if on_gpu else []), "epoch", "how it ended"]]
     ordered = sorted(points, key=lambda point: (point.compiled, point.batch_size))
     word = "taken" if study.alone() else "chosen"
     rows += [_row(point, own, word if point is study.chosen else "", on_gpu) for point in ordered]
@@ -70,6 +72,8 @@ def _print_chosen(study: BatchStudy) -> None:
     if near > TOLERANCE and study.options.prefer == "throughput":
         print(f"rates scatter here, so that those within {near:.0%} of the best count as equal")
     print(effect_text(effect))
+    if (of_ranks := study.told_of_ranks()) is not None:
+        print(of_ranks)
     print(f"limited by {_LIMITS[limit[0]]}: {limit[1]}")
     checked = study.validation
     if checked is not None and checked.seconds is not None:
@@ -108,8 +112,9 @@ def print_settings(study: SettingsStudy) -> None:
         print(note)
 
 
-def print_settings_found(settings: dict[str, Any], places: Sequence[str]) -> None:
+def print_settings_found(settings: dict[str, Any], places: Sequence[str], ranks: int = 1) -> None:
     """The settings, and where they were written."""
     told = ", ".join(f"{key}={value}" for key, value in settings.items())
     print(f"settings: {told or 'the recipe as it is'}")
-    print(f"written to {' and '.join(places)}; `fasttrain train --tuned` uses them")
+    several = f" --gpus {ranks}" if ranks > 1 else ""
+    print(f"written to {' and '.join(places)}; `fasttrain train --tuned{several}` uses them")

@@ -91,14 +91,16 @@ def ready_validation(assembly: Assembly, prepared: Prepared, session: Session) -
 
 
 def explained_in(error: BaseException, prepared: Prepared, session: Session, fit: Fit | None) -> FasttrainError | None:
-    """The user's sentence, with the phase in which the error came and, on a GPU, what each held; of several ranks, who is gone."""
+    """The user's sentence, with the phase in which it came and, on a GPU, what each held; of several ranks, who is gone."""
     if (lost := session.ranks.explain(error)) is not None:
         return lost
     plan, phase = prepared.plan, session.phases.now
     if phase == TRAINING and fit is not None:
         phase = f"training step {fit.progress.step + 1}"
     stitching = stitching_bytes(prepared.recipe, prepared.hardware, plan.sizes)
-    state = session.phases.state(session.phases.now, plan.resident_bytes, plan.step_bytes, stitching)
+    # Memory that other ranks read is not torch's, nor counted by it
+    volumes = plan.resident_bytes if plan.cards == 1 else 0
+    state = session.phases.state(session.phases.now, volumes, plan.step_bytes, stitching)
     return explained(error, prepared.recipe, plan.workers, state, phase, plan.activation_checkpointing)
 
 

@@ -113,7 +113,10 @@ def _prepared(
     contents: dict[str, Any] = {}
     if ranks.place.local_rank == 0:
         # The first rank of another machine, whose files nobody has read yet
-        former = {"skipped_cases": {name: () for name in there if name not in orders.contents}}
+        former = {
+            "cases": {"training": orders.training, "validation": orders.validation},
+            "skipped_cases": {name: () for name in there if name not in orders.contents},
+        }
         contents = sound_cases(recipe, root, found, former, lambda event: None, stop)[2]
     begun(orders.contents, contents)
     training, validation = (tuple(there[name] for name in part) for part in (orders.training, orders.validation))

@@ -151,7 +151,8 @@ def _otherwise(folder: RunFolder, wanted: Wanted) -> list[str] | None:
     # A key that one of them does not have is of another version, or of a section whose `kind` differs anyway
     keys = [key for key in then if key in now and then[key] != now[key] and not _is_no_matter(key)]
     decided = [key for key in _DECIDED if key in plan and key in wanted.plan and plan[key] != wanted.plan[key]]
-    return keys + decided
+    ranks = [one.get("sizes", {}).get("ranks", 1) for one in (plan, wanted.plan)]
+    return keys + decided + (["the number of ranks"] if ranks[0] != ranks[1] else [])
 
 
 def _by(path: Path, wanted: Wanted, price: float | None) -> Estimate | None:

@@ -45,8 +45,8 @@ _OF_OTHERS = re.compile(
 
 
 class _Peer:
-    """The other end of a wire: of the first rank each other, of another the first. `leaves`: its end was announced; `process`: its
-    id, where it was told.
+    """The other end of a wire: of the first rank each other, of another the first. `leaves`: its end was announced; `process`:
+    its id, where it was told.
     """
 
     def __init__(self, wire: Wire, rank: int = -1, host: str = "") -> None:
@@ -403,7 +403,7 @@ def _put_out(process: int) -> None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{process}/stat", "rb") as file:
             parent = int(file.read().rpartition(b")")[2].split()[1])
-        if process > 1 and parent == os.getppid() and parent > 1:
+        if process != os.getpid() and parent == os.getppid() and parent > 1:
             os.kill(process, signal.SIGKILL)
 
 

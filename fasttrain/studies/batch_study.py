@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fasttrain.engine.planning.batch_policy import possible_batch, with_batch
+from fasttrain.engine.planning.batch_policy import told_of_ranks, with_batch
 from fasttrain.errors import MachineError, OutOfMemoryError, RecipeError
 from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.choice import Effect, choose, effect_of, finalists, limit_of
@@ -15,7 +15,6 @@ from fasttrain.studies.measuring import Measuring, Validation, error_of
 from fasttrain.studies.sweep import HUNG, MARGIN, TIME_IS_OVER, Bounds, Point, Sweep
 from fasttrain.studies.too_large import nothing_fits
 from fasttrain.telemetry.events import Message
-from fasttrain.wording import counted
 
 _OVER = 0.5
 """Of the budget."""
@@ -68,23 +67,29 @@ class BatchStudy:
         """Measures batch sizes until there is nothing left to find."""
         recipe, options = self.resolved.recipe, self.options
         if options.sizes is not None:
-            impossible = [size for size in options.sizes if not possible_batch(recipe, size)]
+            impossible = [size for size in options.sizes if not self.measuring.possible(recipe, size)]
             if impossible:
                 with_batch(self.resolved, impossible[0])  # raises the sentence
+                raise RecipeError(
+                    f"--batch-sizes {impossible[0]}: training.batch_policy: keep_effective keeps "
+                    f"{recipe.training.batch_size * recipe.training.accumulate} patches a step, and a rank's share of "
+                    f"{self.measuring.ranks} is no multiple of {impossible[0]}"
+                )
         bounds = Bounds(
             start=recipe.training.batch_size,
             most=self.measuring.most,
             trials=options.trials,
             sizes=options.sizes,
-            allowed=lambda size: possible_batch(recipe, size),
+            allowed=lambda size: self.measuring.possible(recipe, size),
             largest=options.prefer == "largest",
+            ranks=self.measuring.ranks,
         )
         self.sweep = Sweep(bounds, self._measured, self.found)
         self.sweep.run()
         if not self.sweep.points:
             raise RecipeError(
-                f"--batch-sizes {','.join(map(str, options.sizes or ()))}: one pass over the training cases has "
-                f"{counted(self.measuring.most, 'patch', 'patches')}, and a larger batch holds some twice; name smaller sizes"
+                f"--batch-sizes {','.join(map(str, options.sizes or ()))}: {bounds.pass_text}, and a larger batch holds some "
+                "twice; name smaller sizes"
             )
         if not any(point.ok for point in self.sweep.points):
             self._refuse(self.sweep.points)
@@ -160,7 +165,14 @@ class BatchStudy:
         """What the chosen size changes."""
         if self.chosen is None or self.measuring.sizes is None:
             return None
-        return effect_of(self.resolved, self.chosen.batch_size, self.measuring.sizes)
+        return effect_of(self.resolved, self.chosen.batch_size, self.measuring.sizes, self.measuring.ranks)
+
+    def told_of_ranks(self) -> str | None:
+        """What so many ranks make of a step of the chosen size; None where there is one."""
+        if self.chosen is None or self.measuring.ranks == 1:
+            return None
+        alone = self.recipe_with({BATCH: self.chosen.batch_size})
+        return told_of_ranks(alone, self.measuring.shared(alone), self.measuring.ranks)
 
     def limit(self) -> tuple[str, str] | None:
         """See `limit_of`."""
@@ -175,6 +187,7 @@ class BatchStudy:
             self.measuring.on_gpu,
             self.measuring.machine.get("gpu_bytes"),
             self.measuring.ceilings,
+            self.measuring.ranks,
         )
 
     def gain(self) -> float | None:
@@ -206,6 +219,8 @@ class BatchStudy:
         """All that was found so far, for JSON."""
         limit, effect = self.limit(), self.effect()
         return {
+            "ranks": self.measuring.ranks,
+            "with_ranks": self.told_of_ranks(),
             "prefer": self.options.prefer,
             "margin": self.options.margin,
             "sweep_ended": self.sweep.ended if self.sweep is not None else None,
@@ -284,6 +299,7 @@ def _try_smaller(points: list[Point]) -> str:
 def _row(point: Point) -> dict[str, Any]:
     kept = ("repeats", "wait_share", "utilisation", "allocated_bytes", "reserved_bytes", "retries", "epoch_seconds")
     more = ("steps_per_epoch", "host_bytes", "trial_seconds", "cache")
+    of_ranks = ("rank", "fullest_rank", "reserved_by_rank")
     return {
         "batch_size": point.batch_size,
         "compiled": point.compiled,
@@ -292,4 +308,5 @@ def _row(point: Point) -> dict[str, Any]:
         "patches_per_second": point.rate or None,
         "spread": point.spread if point.rate else None,
         **{key: point.values.get(key) for key in (*kept, *more)},
+        **{key: point.values[key] for key in of_ranks if point.values.get(key) is not None},
     }

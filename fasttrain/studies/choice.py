@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fasttrain.engine.planning.batch_policy import with_batch
+from fasttrain.engine.planning.batch_policy import with_batch, with_ranks
 from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.sweep import MARGIN, MEMORY, OK, TOLERANCE, Point, best_of, tolerance_of
 from fasttrain.wording import size_in_memory
@@ -65,14 +65,14 @@ class Effect:
     policy: str
 
 
-def effect_of(resolved: ResolvedRecipe, batch_size: int, sizes: Sizes) -> Effect:
-    """Of the change from the recipe's own batch size; `sizes` are those of the recipe as written."""
+def effect_of(resolved: ResolvedRecipe, batch_size: int, sizes: Sizes, ranks: int = 1) -> Effect:
+    """Of the change from the recipe's own batch size, of so many ranks before and after; `sizes` are those before it."""
     # With torch behind it, which the command line loads late
     from fasttrain.engine.planning.sizes import sizes_of
 
-    before, after = resolved.recipe, with_batch(resolved, batch_size).recipe
+    before, after = (with_ranks(one, ranks).recipe for one in (resolved, with_batch(resolved, batch_size)))
     cases = (sizes.training_cases, sizes.validation_cases, sizes.test_cases)
-    old, new = (sizes_of(recipe, cases, sizes.cache_bytes) for recipe in (before, after))
+    old, new = (sizes_of(recipe, cases, sizes.cache_bytes, ranks=ranks) for recipe in (before, after))
     return Effect(
         batch_size=(old.batch_size, new.batch_size),
         accumulate=(old.accumulate, new.accumulate),
@@ -119,9 +119,10 @@ def limit_of(
     on_gpu: bool,
     gpu_bytes: int | None,
     ceilings: Mapping[str, float] | None = None,
+    ranks: int = 1,
 ) -> tuple[str, str]:
     """(what holds the rate back, the figures by which that is judged): `data`, `memory`, `set`, `compute`, `bandwidth`,
-    `kernels`, `device` where `ceilings` do not tell which of these three, or `unknown`.
+    `kernels`, `device` where `ceilings` do not tell which of these three, or `unknown`. Of several ranks each has a device.
     """
     values = chosen.values
     waits = float(values.get("wait_share") or 0.0)
@@ -144,7 +145,9 @@ def limit_of(
         )
     if len(able) == 1:
         return "unknown", f"no other batch size could be measured; a step waits {waits:.0%} of its time for patches"
-    by, why = _ceiling(chosen.rate, ceilings, "GPU" if on_gpu else "CPU")
+    by, why = _ceiling(chosen.rate / ranks, ceilings, "GPU" if on_gpu else "CPU")
+    if ranks > 1 and ceilings:
+        why = f"of each of {ranks} ranks {why}"
     parts = [f"waiting for data {waits:.0%}"]
     if values.get("utilisation") is not None:
         parts.append(f"a kernel runs {values['utilisation']:.0%} of the time")

@@ -17,7 +17,7 @@ from fasttrain.machine.own_files import read_regular
 from fasttrain.recipe import Recipe, ResolvedRecipe
 from fasttrain.run_folder import write_json
 from fasttrain.studies.machine_record import SAME_MACHINE
-from fasttrain.wording import sizes_apart
+from fasttrain.wording import counted, sizes_apart
 
 FORMAT = 1
 BATCH = "training.batch_size"
@@ -85,9 +85,13 @@ def digest_of(values: Mapping[str, Any]) -> str:
 
 
 def lock_record(
-    resolved: ResolvedRecipe, machine: Mapping[str, Any], settings: Mapping[str, Any], more: Mapping[str, Any]
+    resolved: ResolvedRecipe,
+    machine: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    more: Mapping[str, Any],
+    ranks: int = 1,
 ) -> dict[str, Any]:
-    """The document of a lock; `more`: the table and what is told of it."""
+    """The document of a lock; `more`: the table and what is told of it; ranks: with how many it was measured."""
     return {
         "format": FORMAT,
         "made": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -98,6 +102,7 @@ def lock_record(
         "machine": dict(machine),
         "settings": dict(settings),
         **more,
+        "ranks": ranks,
     }
 
 
@@ -116,7 +121,7 @@ def check_place(cache: Path) -> None:
 
 
 def write_lock(record: Mapping[str, Any], run_lock: Path, cache: Path) -> Path:
-    """Writes it into the run and into the machine's folder, one a recipe and device; returns the latter's path."""
+    """Writes it into the run and into the machine's folder, one a recipe, device and number of ranks; returns the latter."""
     write_json(run_lock, record)
     place = _place(record, cache)
     try:
@@ -128,16 +133,20 @@ def write_lock(record: Mapping[str, Any], run_lock: Path, cache: Path) -> Path:
 
 
 def _place(record: Mapping[str, Any], cache: Path) -> Path:
-    key = digest_of({"recipe": record["recipe_sha256"], "device": record["machine"]["device_name"]})
+    held = {"recipe": record["recipe_sha256"], "device": record["machine"]["device_name"]}
+    key = digest_of(held if record["ranks"] == 1 else {**held, "ranks": record["ranks"]})
     return cache / "tuned" / f"{_ODD.sub('_', record['recipe'])[:60]}-{key[:16]}.json"
 
 
-def tuned(resolved: ResolvedRecipe, machine: Mapping[str, Any], cache: Path) -> tuple[ResolvedRecipe, str]:
-    """The recipe with what was tuned for it on this machine, and a sentence about that.
+def tuned(
+    resolved: ResolvedRecipe, machine: Mapping[str, Any], cache: Path, ranks: int = 1
+) -> tuple[ResolvedRecipe, str]:
+    """The recipe with what was tuned for it on this machine and for so many ranks, and a sentence about that.
 
     Raises RecipeError where nothing was, or where what was found holds no longer, with the reasons.
     """
-    again = "`fasttrain tune-batch` measures anew"
+    command = "fasttrain tune-batch" + (f" --gpus {ranks}" if ranks > 1 else "")
+    again = f"`{command}` measures anew"
     locks, damaged = _read_all(cache / "tuned")
     if not locks and damaged:
         raise RecipeError(
@@ -145,7 +154,7 @@ def tuned(resolved: ResolvedRecipe, machine: Mapping[str, Any], cache: Path) -> 
         )
     if not locks:
         raise RecipeError(f"--tuned: nothing was tuned on this machine yet ({cache / 'tuned'} is empty); {again}")
-    reasons = {path: _differences(record, resolved.recipe, machine) for path, record in locks.items()}
+    reasons = {path: _differences(record, resolved.recipe, machine, ranks) for path, record in locks.items()}
     fitting = [path for path, found in reasons.items() if not found]
     if not fitting:
         named = sorted({record["recipe"] for record in locks.values()})
@@ -153,7 +162,7 @@ def tuned(resolved: ResolvedRecipe, machine: Mapping[str, Any], cache: Path) -> 
             shown = ", ".join(named[:_MOST_SHOWN]) + (" …" if len(named) > _MOST_SHOWN else "")
             raise RecipeError(
                 f"--tuned: nothing was tuned for {resolved.recipe.name} on this machine yet, but for {shown}; "
-                "`fasttrain tune-batch` measures it"
+                f"`{command}` measures it"
             )
         # The one that needs least to fit, the newest of these first
         own = [path for path in reasons if locks[path]["recipe"] == resolved.recipe.name]
@@ -215,6 +224,7 @@ def _sound(record: Any) -> bool:
         and record.get("format") == FORMAT
         and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
         and set(record["settings"]) <= set(_TUNED)
+        and _whole(record.get("ranks", 1))
         and (BATCH not in record["settings"] or _whole(record["settings"][BATCH]))
     )
 
@@ -223,7 +233,7 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _differences(record: Mapping[str, Any], recipe: Recipe, machine: Mapping[str, Any]) -> list[str]:
+def _differences(record: Mapping[str, Any], recipe: Recipe, machine: Mapping[str, Any], ranks: int) -> list[str]:
     """Why a lock does not hold, each in a few words."""
     values = matters(recipe, record["settings"])
     then, there = record["matters"], record["machine"]
@@ -238,8 +248,14 @@ def _differences(record: Mapping[str, Any], recipe: Recipe, machine: Mapping[str
         for key in keys
         if there.get(key) != machine.get(key)
     ]
+    measured = record.get("ranks", 1)
+    if measured != ranks:
+        found.insert(
+            0,
+            f"it was measured with {counted(measured, 'rank')}, and {ranks} {'trains' if ranks == 1 else 'train'} here",
+        )
     batch = record["settings"].get(BATCH)
-    if batch is not None and not found and not possible_batch(recipe, batch):
+    if batch is not None and not found and not possible_batch(recipe, batch, ranks):
         found.append(f"a batch of {batch} is no part of the effective batch, which training.batch_policy keeps")
     needs, free = record.get("needed_bytes"), machine.get("gpu_free_bytes")
     if not found and isinstance(needs, int) and isinstance(free, int) and needs > free:

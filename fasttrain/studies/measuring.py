@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fasttrain.engine.planning.batch_policy import possible_batch, with_ranks
 from fasttrain.errors import (
     EXIT_DATA,
     EXIT_DIVERGED,
@@ -23,7 +24,7 @@ from fasttrain.errors import (
     RecipeError,
     StorageError,
 )
-from fasttrain.recipe import ResolvedRecipe
+from fasttrain.recipe import Recipe, ResolvedRecipe
 from fasttrain.studies.options import Options
 from fasttrain.studies.sweep import HUNG, MARGIN, MEMORY, OK, Point
 from fasttrain.studies.task import LOOK, STEPS, VALIDATION, Outcome, Task
@@ -101,9 +102,24 @@ class Measuring:
 
     @property
     def most(self) -> int:
-        """Patches of one pass over the training cases: a larger batch would hold some of them twice."""
+        """Patches of one pass over the training cases, of several ranks each one's share: a larger batch would hold some of them
+        twice.
+        """
         assert self.sizes is not None
-        return max(self.sizes.training_cases * self.sizes.samples_per_case, 1)
+        return max(self.sizes.training_cases * self.sizes.samples_per_case // self.ranks, 1)
+
+    @property
+    def ranks(self) -> int:
+        """Processes that take the steps of a trial together."""
+        return self.options.ranks
+
+    def shared(self, resolved: ResolvedRecipe) -> ResolvedRecipe:
+        """The recipe as each of the ranks trains it. Raises RecipeError where they cannot share its step."""
+        return with_ranks(resolved, self.ranks)
+
+    def possible(self, recipe: Recipe, size: int) -> bool:
+        """Whether `training.batch_policy` leaves each rank so many patches in a pass."""
+        return possible_batch(recipe, size, self.ranks)
 
     def look(self, resolved: ResolvedRecipe) -> None:
         """Finds and checks the cases, which is remembered, and surveys the machine."""
@@ -159,16 +175,19 @@ class Measuring:
         training = resolved.recipe.training
         size = training.batch_size
         if outcome.status == "memory":
-            return Point(size, MEMORY, "out of memory", compiled=compiled, values={"faults": list(outcome.faults)})
+            of = "" if outcome.rank is None else f" (rank {outcome.rank})"
+            known = {"faults": list(outcome.faults), "rank": outcome.rank}
+            return Point(size, MEMORY, f"out of memory{of}", compiled=compiled, values=known)
         if outcome.status == "hung":
             return Point(size, HUNG, outcome.faults[0], compiled=compiled)
         if not outcome.done:
             raise error_of(outcome, f"the trial of batch {size}")
         values = {key: value for key, value in outcome.values.items() if key not in ("plan", "reasons", "ceilings")}
         steps, plan = values["steps_per_epoch"], outcome.values["plan"]
-        values["epoch_seconds"] = steps * size * training.accumulate / values["rate"]
+        shared = self.shared(resolved).recipe.training
+        values["epoch_seconds"] = steps * shared.batch_size * shared.accumulate * self.ranks / values["rate"]
         values["cache"], values["workers"] = plan["cache"], plan["workers"]
-        values["resident_bytes"] = plan["resident_bytes"]
+        values["resident_bytes"], values["cards"] = plan["resident_bytes"], plan.get("cards", 1)
         values["trial_seconds"] = outcome.seconds
         headroom = self.headroom(values)
         notes = list(values.get("warnings", ()))
@@ -193,15 +212,17 @@ class Measuring:
         if not held or not total:
             return 0.0
         assert self.sizes is not None
-        resident = values.get("resident_bytes") or (values.get("plan") or {}).get("resident_bytes") or 0
+        plan = values.get("plan") or values
+        # Several GPUs may hold the volumes in parts
+        resident = (plan.get("resident_bytes") or 0) * (plan.get("cards") or 1)
         if 0 < resident < self.sizes.training_bytes:
             return 0.0
         return float(values["free_bytes"] - held - self.options.margin * total)
 
     def _task(self, kind: str, resolved: ResolvedRecipe, compiled: bool = False) -> Task:
         former, device = self._former or (None, None)
-        text, first = resolved.recipe.model_dump_json(), kind == STEPS and self.ceilings is None
-        return Task(kind, text, self.data, self.device, former, device, compiled, first)
+        text, first = self.shared(resolved).recipe.model_dump_json(), kind == STEPS and self.ceilings is None
+        return Task(kind, text, self.data, self.device, former, device, compiled, first, ranks=self.ranks)
 
 
 def error_of(outcome: Outcome, what: str) -> FasttrainError:

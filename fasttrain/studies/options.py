@@ -16,7 +16,9 @@ _KINDS = ("unet", "dynunet", "segresnet", "swinunetr", "monai")
 
 @dataclass(frozen=True)
 class Options:
-    """See `--help`. budget_seconds None: what the device's default is; margin: share of the GPU's memory that is to stay free."""
+    """See `--help`. budget_seconds None: what the device's default is; margin: share of the GPU's memory that is to stay free;
+    ranks: processes that take the steps of a trial together.
+    """
 
     prefer: str = "throughput"
     margin: float = 0.08
@@ -29,6 +31,7 @@ class Options:
     workers: tuple[int, ...] | None = None
     prefetch: tuple[int, ...] | None = None
     caches: tuple[str, ...] | None = None
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         faults = []

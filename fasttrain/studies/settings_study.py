@@ -97,7 +97,7 @@ class SettingsStudy:
                 f"workers and prefetch: a step waits {self._waits:.1%} of its time, so that none would gain"
             )
             return
-        cpus = int(self.measuring.machine["cpus"])
+        cpus = max(int(self.measuring.machine["cpus"]) // self.measuring.ranks, 1)
         now = self._workers
         counts = self.options.workers or sorted({0, max(cpus // 2, 1), cpus, 2 * cpus if self.measuring.on_gpu else 1})
         self._rates(_WORKERS, [count for count in counts if count != now], now)

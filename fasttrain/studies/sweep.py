@@ -54,6 +54,13 @@ class Bounds:
     allowed: Callable[[int], bool] = lambda size: True
     largest: bool = False
     refine: bool = True
+    ranks: int = 1
+
+    @property
+    def pass_text(self) -> str:
+        """How many patches a pass over the cases has for a batch."""
+        each = f" for each of {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"one pass over the training cases has {counted(self.most, 'patch', 'patches')}{each}"
 
 
 def tolerance_of(points: Sequence[Point]) -> float:
@@ -182,7 +189,7 @@ class Sweep:
         }[point.status]
 
     def _data_text(self) -> str:
-        return f"one pass over the training cases has {counted(self.bounds.most, 'patch', 'patches')}"
+        return self.bounds.pass_text
 
     def _downwards(self) -> None:
         """Halves while smaller sizes might be as fast, and where nothing fitted yet until something does."""

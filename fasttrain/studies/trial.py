@@ -46,7 +46,7 @@ _STEPS_BEHIND_A_GRAPH = 3
 
 
 def perform(task: Task, emit: Emit, seat: Seat | None = None) -> dict[str, Any]:
-    """What the trial's process writes: the fields of an `Outcome`. Whatever fails becomes one. seat: of several processes this one."""
+    """What the trial's process writes: the fields of an `Outcome`. Whatever fails becomes one. seat: this one's of several."""
     seat = seat or Seat()
     began = time.perf_counter()
     recipe = Recipe.model_validate_json(task.recipe)
@@ -105,9 +105,7 @@ def _decided(recipe: Recipe, task: Task, emit: Emit, ranks: Ranks) -> _Decided:
 
     if ranks.place.leads:
         former, device = _former(task), task.former_device
-        prepared = prepare(
-            recipe, _path(task.data), task.device, emit, former, device, opened=few, seat=ranks.place
-        )
+        prepared = prepare(recipe, _path(task.data), task.device, emit, former, device, opened=few, seat=ranks.place)
         whole = prepared.plan
         split = few(prepared.split, whole.cache)
         ranks.share((whole, split))

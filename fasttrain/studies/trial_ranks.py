@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
@@ -31,7 +30,7 @@ _OF_MEMORY = ("allocated_bytes", "reserved_bytes", "first_reserved_bytes", "free
 
 
 class Seat:
-    """Which process of a trial this is. door: the descriptor of the socket that the first one's store listens at, port: its port."""
+    """Which process of a trial this is. port: where the first one's store listens, door: the descriptor of that socket."""
 
     def __init__(self, rank: int = 0, ranks: int = 1, port: int = 0, door: int = -1) -> None:
         self.port = port
@@ -57,16 +56,6 @@ class _EndedByServer:
     def close(self) -> None: ...
 
 
-def answer_of(task: Path, rank: int) -> Path:
-    """Where a rank writes what became of the trial whose task lies in a file."""
-    return task.with_suffix(f".rank{rank}.answer.json" if rank else ".answer.json")
-
-
-def log_of(log: str, rank: int) -> str:
-    """Where a rank's stdout and stderr go."""
-    return str(Path(log).with_suffix(f".rank{rank}.log")) if rank else log
-
-
 def join(seat: Seat, setting: str) -> Ranks:
     """Meets the other ranks of the trial, by a store of its own on this machine; `setting`: as `--device`."""
     place = seat.place
@@ -85,8 +74,10 @@ def join(seat: Seat, setting: str) -> Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # torch's own answer to a lost rank is to abort the others, each with pages of its own
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    door = {"master_listen_fd": seat.door} if place.leads else {}
-    store = dist.TCPStore(HERE, seat.port, place.ranks, place.leads, _TO_MEET, wait_for_workers=False, **door)
+    door = seat.door if place.leads else None
+    store = dist.TCPStore(
+        HERE, seat.port, place.ranks, place.leads, _TO_MEET, wait_for_workers=False, master_listen_fd=door
+    )
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -116,12 +107,12 @@ def _raised_for_another(error: BaseException) -> bool:
     below = error.__traceback__
     while below is not None and below.tb_next is not None:
         below = below.tb_next
-    return below is not None and below.tb_frame.f_code is one_outcome.__code__ and error.__context__ is None
+    return below is not None and below.tb_frame.f_code is one_outcome.__code__
 
 
 def of_all(ranks: Ranks, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a trial by those of its ranks: the memory of the fullest, the longest wait, the warnings of all. Rates are of
-    all together as each rank has them.
+    """The figures of a trial by those of its ranks: the memory of the fullest, the longest wait, the warnings of all. Rates
+    are of all together in each.
     """
     every = ranks.gather({key: found.get(key) for key in (*_OF_MEMORY, *_OF_EACH)})
     if len(every) == 1:

@@ -1,8 +1,9 @@
 """Owns the process that trials are forked from: it has imported torch and fasttrain, and never touches a GPU.
 
-So a trial begins in a fraction of a second in a process of its own, from which nothing leaks into the next. The server reads a
-line of JSON a trial from stdin, and writes lines of JSON to stdout: what a trial tells while it goes on, and how it ended. It is
-ended at its time limit, on the line `end`, and with this process and the one that started it.
+So a trial begins in a fraction of a second in a process of its own, or in one a rank, from which nothing leaks into the next.
+The server reads a line of JSON a trial from stdin, and writes lines of JSON to stdout: what a trial tells while it goes on, and
+how it ended. It is ended at its time limit, on the line `end`, with this process and the one that started it, and, as a whole, as
+soon as one of its ranks fails or dies: the others would wait for that one.
 """
 
 from __future__ import annotations
@@ -12,20 +13,35 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fasttrain.own_process import end_with_parent
 
+if TYPE_CHECKING:
+    from fasttrain.studies.trial_ranks import Seat
+
 _LOOK_SECONDS = 0.05
+_TO_FOLLOW_SECONDS = 10.0
+"""For the other ranks to end once the first one has written what was measured."""
+_NOT_DONE = 3
+"""With which one of several ranks ends whose answer is a failure."""
 
 
 def main() -> None:
     """Serves, or performs one trial where the arguments name its file."""
-    if len(sys.argv) == 3:
-        _perform(Path(sys.argv[1]), int(sys.argv[2]))
+    if len(sys.argv) > 2:
+        from fasttrain.studies.trial_ranks import Seat
+
+        seat = Seat(*map(int, sys.argv[3:]))
+        code = _perform(Path(sys.argv[1]), int(sys.argv[2]), seat)
+        if not seat.place.alone:
+            # What the ranks are joined by need not be taken apart, and could wait for one that is gone
+            os._exit(code)
         return
     _load()
     _answer({"ready": True})
@@ -72,48 +88,88 @@ class _Lines:
         return line
 
 
+class _Processes:
+    """Those of one trial, forked at once. `statuses`: of each rank that has ended, as `waitstatus_to_exitcode` has it."""
+
+    def __init__(self, count: int, become: Callable[[int], None]) -> None:
+        self.statuses: dict[int, int] = {}
+        self._children: list[int] = []
+        for rank in range(count):
+            child = os.fork()
+            if not child:
+                become(rank)
+            self._children.append(child)
+
+    def look(self) -> bool:
+        """Whether all have ended."""
+        for rank, child in enumerate(self._children):
+            if rank in self.statuses:
+                continue
+            found, code = os.waitpid(child, os.WNOHANG)
+            if found:
+                self.statuses[rank] = os.waitstatus_to_exitcode(code)
+        return len(self.statuses) == len(self._children)
+
+    @property
+    def failed(self) -> int | None:
+        """The first rank that ended in another way than well; None: none yet."""
+        return next((rank for rank, status in sorted(self.statuses.items()) if status), None)
+
+    def kill(self) -> None:
+        """Each with its workers, where it could not end them itself."""
+        for child in self._children:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(child, signal.SIGKILL)
+
+
 def _served(request: dict[str, Any], lines: _Lines) -> bool:
     """Runs a trial to its end and tells it; False where nobody is there any more who asked for it."""
-    child = os.fork()
-    if not child:
-        _become_trial(request)
-    began, ended_by, status = time.monotonic(), None, None
-    while status is None:
-        found, code = os.waitpid(child, os.WNOHANG)
-        if found:
-            status = os.waitstatus_to_exitcode(code)
-            break
+    from fasttrain.studies.trial_ranks import HERE, Seat
+
+    ranks = int(request.get("ranks", 1))
+    door = socket.create_server((HERE, 0)) if ranks > 1 else None
+    with door or contextlib.nullcontext():
+        meet = (door.getsockname()[1], door.fileno()) if door is not None else ()
+        processes = _Processes(ranks, lambda rank: _become_trial(request, Seat(rank, ranks, *meet)))
+    began, over_at, ended_by, rank = time.monotonic(), None, None, 0
+    while not processes.look():
+        now = time.monotonic()
+        if over_at is None and processes.statuses.get(0) == 0:
+            over_at = now
         line = lines.next(_LOOK_SECONDS)
         if ended_by is None:
             if lines.over or line == b"end":
                 ended_by = "asked"
-            elif time.monotonic() - began > request["limit_seconds"]:
+            elif processes.failed is not None:
+                ended_by, rank = "rank", processes.failed
+            elif over_at is not None and now - over_at > _TO_FOLLOW_SECONDS:
+                ended_by = "first"
+            elif now - began > request["limit_seconds"]:
                 ended_by = "limit"
         if ended_by is not None:
-            _kill(child)
-    # Its workers, where it could not end them itself
-    _kill(child)
+            processes.kill()
+    processes.kill()
     if lines.over:
         return False
-    _answer({"ended": {"status": status, "by": ended_by, "seconds": time.monotonic() - began}})
+    if ended_by is None:
+        rank = processes.failed or 0
+    ended = {"status": processes.statuses[rank], "by": ended_by, "seconds": time.monotonic() - began, "rank": rank}
+    _answer({"ended": ended})
     return True
 
 
-def _kill(child: int) -> None:
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(OSError):
-            kill(child, signal.SIGKILL)
-
-
-def _become_trial(request: dict[str, Any]) -> None:
+def _become_trial(request: dict[str, Any], seat: Seat) -> None:
     code, told = 1, os.dup(1)
     try:
+        from fasttrain.studies.trial_files import log_of
+
         os.setsid()
         # Elsewhere than on Linux the server ends its trials when its own stdin closes
         end_with_parent()
         nothing, log = (
             os.open(os.devnull, os.O_RDONLY),
-            os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666),
+            os.open(log_of(request["log"], seat.place.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666),
         )
         for here, there in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(here, there)
@@ -123,11 +179,12 @@ def _become_trial(request: dict[str, Any]) -> None:
 
         # Whatever woke CUDA up in the server, the trial need not fail of it
         if torch.cuda._is_in_bad_fork():
-            os.set_inheritable(told, True)
-            words = [sys.executable, "-m", "fasttrain.studies.trial_server", request["task"], str(told)]
+            for descriptor in (told, seat.door):
+                if descriptor >= 0:
+                    os.set_inheritable(descriptor, True)
+            words = [sys.executable, "-m", "fasttrain.studies.trial_server", request["task"], str(told), *seat.words()]
             os.execv(sys.executable, words)
-        _perform(Path(request["task"]), told)
-        code = 0
+        code = _perform(Path(request["task"]), told, seat)
     except BaseException as error:
         import traceback
 
@@ -152,15 +209,18 @@ def _become_trial(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def _perform(path: Path, told: int) -> None:
-    """Performs the trial whose task lies in a file, and writes its answer beside it."""
+def _perform(path: Path, told: int, seat: Seat) -> int:
+    """Performs the trial whose task lies in a file, writes its answer beside it, and returns the process's exit code."""
     from fasttrain.run_folder import write_json
     from fasttrain.studies.task import Task
     from fasttrain.studies.trial import emitting, perform
+    from fasttrain.studies.trial_files import answer_of
 
     task = Task(**json.loads(path.read_text(encoding="utf-8")))
-    found = perform(task, emitting(told))
-    write_json(path.with_suffix(".answer.json"), found)
+    place = seat.place
+    found = perform(task, emitting(told) if place.leads else lambda event: None, seat)
+    write_json(answer_of(path, place.rank), found)
+    return 0 if place.alone or found["status"] == "done" else _NOT_DONE
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from fasttrain.machine.limits import oom_kills
 from fasttrain.own_process import start_own
 from fasttrain.run_folder import write_json
 from fasttrain.studies.task import Outcome, Task
+from fasttrain.studies.trial_files import answer_of, log_of
 from fasttrain.telemetry.events import Event, Message, Progress
 
 _LOOK_SECONDS = 0.1
@@ -57,15 +58,17 @@ class TrialServer:
             self._ready = "ready" in self._next()
         place, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
         write_json(place, task.record())
-        answer = place.with_suffix(".answer.json")
-        try:
-            answer.unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"{answer} cannot be replaced: {error.strerror}; choose another folder with --run"
-            ) from error
+        answers = [answer_of(place, rank) for rank in range(task.processes)]
+        for answer in answers:
+            try:
+                answer.unlink(missing_ok=True)
+            except OSError as error:
+                raise StorageError(
+                    f"{answer} cannot be replaced: {error.strerror}; choose another folder with --run"
+                ) from error
         kills, failure = oom_kills(), None
-        self._send(json.dumps({"task": str(place), "log": str(log), "limit_seconds": limit_seconds}))
+        request = {"task": str(place), "log": str(log), "limit_seconds": limit_seconds, "ranks": task.processes}
+        self._send(json.dumps(request))
         while True:
             record = self._next()
             if "ended" in record:
@@ -73,10 +76,13 @@ class TrialServer:
             failure = record.get("failed", failure)
             self._pass_on(record)
         ended = record["ended"]
-        found = self._outcome(answer, ended, limit_seconds, kills)
+        found = self._outcome(answers, ended, limit_seconds, kills)
         if failure is not None and found["status"] == "failed":
             found |= failure
-        return Outcome(**{**found, "faults": tuple(found.get("faults", ())), "log": str(log)})
+        rank, faults = found.get("rank"), tuple(found.get("faults", ()))
+        if rank is not None and found["status"] != "memory":
+            faults = tuple(f"rank {rank}: {fault}" for fault in faults)
+        return Outcome(**{**found, "faults": faults, "log": log_of(str(log), rank or 0)})
 
     def close(self) -> None:
         """Ends the server and, with it, a trial that still runs."""
@@ -91,17 +97,26 @@ class TrialServer:
             self._process.wait()
         self._log.close()
 
-    def _outcome(self, answer: Path, ended: dict[str, Any], limit: float, kills: int | None) -> dict[str, Any]:
+    def _outcome(
+        self, answers: Sequence[Path], ended: dict[str, Any], limit: float, kills: int | None
+    ) -> dict[str, Any]:
         if ended["by"] == "limit":
             return {"status": "hung", "faults": [f"ended after {limit:g} s"], "seconds": ended["seconds"]}
-        with contextlib.suppress(OSError, ValueError):
-            return {**json.loads(answer.read_text(encoding="utf-8")), "seconds": ended["seconds"]}
-        status = ended["status"]
+        rank, given = int(ended.get("rank", 0)), [_read(answer) for answer in answers]
+        if short := [one for one, found in enumerate(given) if found.get("status") == "memory"]:
+            # What others met of it, such as a connection that broke off, is no fault of theirs
+            rank = short[0]
+        found = {**(given[rank] or self._without_answer(ended["status"], kills)), "seconds": ended["seconds"]}
+        several = len(answers) > 1 and found["status"] != "done"
+        return {**found, "rank": rank} if several else found
+
+    @staticmethod
+    def _without_answer(status: int, kills: int | None) -> dict[str, Any]:
         if status == _KILLED and kills is not None and (oom_kills() or 0) > kills:
             text = "the system ended it, since this machine's memory ran out"
-            return {"status": "memory", "faults": [text], "seconds": ended["seconds"]}
+            return {"status": "memory", "faults": [text]}
         code = EXIT_BUG if status >= 0 else EXIT_MACHINE
-        return {"status": "failed", "faults": [_how_ended(status)], "exit_code": code, "seconds": ended["seconds"]}
+        return {"status": "failed", "faults": [_how_ended(status)], "exit_code": code}
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -139,6 +154,14 @@ class TrialServer:
             # Each trial would say it again
             self._told.add(record["message"]["text"])
             self._emit(Message(**record["message"]))
+
+
+def _read(answer: Path) -> dict[str, Any]:
+    """Nothing where a process ended before it wrote it."""
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        return found
+    return {}
 
 
 def _how_ended(status: int) -> str:

@@ -23,7 +23,7 @@ import torch
 
 from fasttrain import load_recipe
 from fasttrain.batches import Order, Resident, ResidentSource, fill
-from fasttrain.batches.resident_volumes import voxel_bytes
+from fasttrain.batches.device_room import voxel_bytes
 from fasttrain.data.caches import MadeTogether, made_together
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.machine.place import place

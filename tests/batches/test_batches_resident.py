@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasttrain.batches import LoaderSource, Loading, Order, ResidentSource, fill, resident_volumes
+from fasttrain.batches import LoaderSource, Loading, Order, ResidentSource, device_room, fill, resident_volumes
 from fasttrain.errors import DataError
 from fasttrain.kernels.patches import Parts, Volumes, cut, plain
 from fasttrain.kernels.rows import INTERPRETED
@@ -156,7 +156,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         return torch.empty(count, dtype=dtype, device=device)
 
-    monkeypatch.setattr(resident_volumes, "memory_of", given)
+    monkeypatch.setattr(device_room, "memory_of", given)
 
 
 def test_a_device_without_room_keeps_what_fits_and_says_so(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

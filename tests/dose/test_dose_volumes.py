@@ -10,7 +10,7 @@ import torch
 from dose_patients import PLACE, PLACE_DOSE
 
 from fasttrain.batches import LoaderSource, Loading, Order, ResidentSource, fill
-from fasttrain.batches.resident_volumes import voxel_bytes
+from fasttrain.batches.device_room import voxel_bytes
 from fasttrain.data.caches import CACHES, estimate_bytes, open_case_source
 from fasttrain.data.openkbp import read_patient
 from fasttrain.data.openkbp_import import import_openkbp

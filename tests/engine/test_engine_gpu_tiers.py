@@ -158,7 +158,8 @@ def test_several_cards_hold_a_copy_each_or_a_part_each(tiny, monkeypatch: pytest
     assert "101 of 300 cases (54.0 GiB) on each GPU, the rest from pinned memory" in told
     assert decided(40, shard="on")[:3] == (4, "set in the recipe; 4 GPUs read each other's memory", 12)
     assert decided(160, replace(FOUR, memory_free_gib=512.0), "off")[:3] == (1, "set in the recipe", 54)
-    assert decided(40, replace(FOUR, cards_reach=False), "on")[:2] == (1, "asked for, but the 4 GPUs cannot read each other's memory")
+    apart = decided(40, replace(FOUR, cards_reach=False), "on")
+    assert apart[:2] == (1, "asked for, but the 4 GPUs cannot read each other's memory")
     assert decided(160, replace(H100, memory_free_gib=512.0), "on")[:3] == (1, "one rank", 54)
 
 

@@ -13,10 +13,13 @@ from fasttrain.history.estimate import Estimate, Wanted, estimate
 from fasttrain.recipe import resolve
 
 
-def wanted(count: int = 1, cpus: int = 4, decided: dict | None = None, validated: int = 2, **more: Any) -> Wanted:
+def wanted(
+    count: int = 1, cpus: int = 4, decided: dict | None = None, validated: int = 2, ranks: int = 1, **more: Any
+) -> Wanted:
     base = {"training.epochs": 10, "training.iterations_per_epoch": STEPS}
     recipe = resolve("demo", {**base, **{key.replace("__", "."): value for key, value in more.items()}}).recipe
     sizes = {
+        "ranks": ranks,
         "validation_cases": validated,
         "effective_batch": recipe.training.batch_size * recipe.training.accumulate,
         "steps_per_epoch": recipe.training.iterations_per_epoch or STEPS,
@@ -58,6 +61,7 @@ def test_longer_epochs_more_cases_and_folds_are_reckoned_with(past: Path) -> Non
         ({"decided": {"amp": "bf16"}}, "amp"),
         ({"validation__mirror": [0]}, "validation.mirror"),
         ({"data__samples_per_case": 7}, "data.samples_per_case"),
+        ({"ranks": 2}, "the number of ranks"),
     ],
 )
 def test_another_run_tells_nothing(past: Path, other: dict, key: str) -> None:

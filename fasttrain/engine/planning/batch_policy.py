@@ -15,10 +15,14 @@ TUNED = "tuned"
 """The origin of a value that was measured."""
 
 
-def possible_batch(recipe: Recipe, batch_size: int) -> bool:
-    """Whether the policy allows a batch size: with `keep_effective` those that the effective batch is a multiple of."""
+def possible_batch(recipe: Recipe, batch_size: int, ranks: int = 1) -> bool:
+    """Whether the policy allows a batch size: with `keep_effective` those that the effective batch, of several ranks each one's
+    share of it, is a multiple of.
+    """
     training = recipe.training
-    return training.batch_policy != "keep_effective" or (training.batch_size * training.accumulate) % batch_size == 0
+    if training.batch_policy != "keep_effective":
+        return True
+    return (training.batch_size * training.accumulate) % (batch_size * ranks) == 0
 
 
 def with_batch(resolved: ResolvedRecipe, batch_size: int, origin: str = TUNED) -> ResolvedRecipe:

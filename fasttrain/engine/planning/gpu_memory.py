@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fasttrain.batches import slot_bytes
-from fasttrain.batches.resident_volumes import voxel_bytes
+from fasttrain.batches.device_room import voxel_bytes
 from fasttrain.engine.planning.sizes import Sizes
 from fasttrain.machine.hardware import GIB, Hardware
 from fasttrain.recipe import Recipe

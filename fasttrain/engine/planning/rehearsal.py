@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from fasttrain.batches import Order, ResidentSource, fill
+from fasttrain.batches.device_room import voxel_bytes
 from fasttrain.batches.patch_maker import LABEL_TYPES
-from fasttrain.batches.resident_volumes import voxel_bytes
 from fasttrain.engine.planning.trial import Candidate, made_batch, network_for, precision_of
 from fasttrain.engine.step import unpacking
 from fasttrain.losses import loss_of

@@ -37,9 +37,13 @@ def _suggested(trial: Any, path: str, entry: Entry) -> Any:
         return labels[repr(trial.suggest_categorical(path, [label_of(choice) for choice in entry.choices]))]
     if isinstance(entry, IntRange):
         return trial.suggest_int(path, entry.low, entry.high, step=entry.step or 1, log=entry.log)
-    # Digits that nobody could tell apart are noise in a recipe
     drawn = trial.suggest_float(path, entry.low, entry.high, step=entry.step, log=entry.log)
-    return min(max(float(f"{drawn:.6g}"), entry.low), entry.high)
+    return min(max(rounded(drawn), entry.low), entry.high)
+
+
+def rounded(value: Any) -> Any:
+    """A number as a trial's recipe has it: digits that nobody could tell apart are noise there."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def grid_of(space: Mapping[str, Entry], points: int) -> dict[str, list[Any]]:

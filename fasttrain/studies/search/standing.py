@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fasttrain.studies.search.choosing import rounded
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.storage import patiently
 from fasttrain.studies.search.study import BOUND, Kept, counted_trials, superseded
 
 _STATES = ("complete", "pruned", "failed", "running", "waiting")
-_MOST_MISSED = 20
 
 
 def standing_of(kept: Kept) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def best_trials(kept: Kept) -> list[dict[str, Any]]:
         {
             "trial": trial.number,
             "values": dict(zip(names, trial.values, strict=True)),
-            "params": dict(trial.params),
+            "params": {path: rounded(value) for path, value in trial.params.items()},
             "run": str(kept.folder.path / str(trial.user_attrs.get("run"))),
         }
         for trial in ordered

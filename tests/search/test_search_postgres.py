@@ -1,0 +1,118 @@
+"""A study on PostgreSQL: two processes share it, and one that dies without a word is found by its heartbeats."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from search_parts import MadePool, ended, made_search, recipe_with, states
+
+from fasttrain.studies.search import processes, storage
+from fasttrain.studies.search.study import counted_trials
+
+pytest.importorskip("optuna")
+pytest.importorskip("psycopg")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server on loopback, by Debian's package, as a user that is not root."""
+    found = [
+        *sorted(Path("/usr/lib/postgresql").glob("*/bin")),
+        *(Path(path).parent for path in [shutil.which("initdb")] if path),
+    ]
+    if not found:
+        pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
+    user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
+    if user and subprocess.run([*user, "true"], capture_output=True).returncode:
+        pytest.skip("this is root, and there is no user postgres to start the server as")
+    folder = Path(tempfile.mkdtemp(prefix="ftpg"))
+    if user:
+        shutil.chown(folder, "postgres")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = folder / "data"
+    make = [*user, str(found[-1] / "initdb"), "-D", str(place), "-U", "fasttrain", "--auth=trust", "--no-sync"]
+    subprocess.run(make, check=True, capture_output=True, cwd=folder)
+    words = [
+        *user,
+        str(found[-1] / "postgres"),
+        "-D",
+        str(place),
+        "-p",
+        str(port),
+        "-h",
+        "127.0.0.1",
+        "-k",
+        str(folder),
+        "-F",
+    ]
+    server = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.1)
+        time.sleep(0.5)
+        yield f"postgresql://fasttrain:secret@127.0.0.1:{port}/postgres"
+    finally:
+        stop = [*user, str(found[-1] / "pg_ctl"), "-D", str(place), "stop", "-m", "immediate"]
+        subprocess.run(stop, capture_output=True, cwd=folder)
+        server.wait(20)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+PART = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from search_parts import MadePool, ended, made_search
+def slow(task):
+    time.sleep(0.15)
+    return [ended()]
+pool = MadePool(slow)
+search, told = made_search(Path(sys.argv[1]), pool, storage=sys.argv[2], trials=9)
+search.run()
+print(*(Path(task["run"]).name for task in pool.tasks))
+"""
+
+
+def test_two_processes_share_it_and_no_trial_runs_twice(url: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", PART, str(tmp_path / "s"), url, str(Path(__file__).parent)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=120)[0].split() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert all(told)
+    assert len(told[0] + told[1]) == len(set(told[0] + told[1])) == 9
+    assert "secret" not in (tmp_path / "s" / "study.json").read_text()
+
+
+def test_a_trial_without_a_heartbeat_is_failed_and_gone_on_with(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "HEARTBEAT_SECONDS", 1)
+    monkeypatch.setattr(storage, "GRACE_SECONDS", 2)
+    resolved = recipe_with().with_values({("name",): "other"}, "--set")
+    pool = MadePool(lambda task: [ended()])
+    search, _ = made_search(tmp_path / "t", pool, resolved, storage=url, trials=2, name="stale")
+    study = search.study.optuna
+    lost = study.ask()
+    lost.suggest_float("optimizer.learning_rate", 1e-4, 1e-2, log=True)
+    # Of another pod, whose folder cannot be seen from here
+    lost.set_user_attr("process", "another-pod-1-abc")
+    study._storage.record_heartbeat(lost._trial_id)
+    assert processes.reclaim(search.study, search.presence.name) == []
+    time.sleep(3.0)
+    search.run()
+    assert states(search)[0] == "FAIL"
+    counted = counted_trials(study.trials)
+    assert [trial.state.name for trial in counted] == ["COMPLETE", "COMPLETE"]
+    assert study.trials[1].params == study.trials[0].params

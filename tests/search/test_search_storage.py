@@ -1,0 +1,106 @@
+"""Where a study is stored: what names a storage, what cannot be used, and a lock that is waited for."""
+
+import contextlib
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fasttrain.errors import RecipeError, StorageError
+from fasttrain.studies.search import storage
+from fasttrain.studies.search.storage import network_warning, open_storage, patiently, place_of
+
+pytest.importorskip("optuna")
+
+
+def test_what_names_a_storage(tmp_path: Path) -> None:
+    assert place_of(None, tmp_path).path == tmp_path / "study.db"
+    assert place_of("journal", tmp_path).path == tmp_path / "journal.log"
+    assert place_of(str(tmp_path / "a.db"), tmp_path).kind == "sqlite"
+    assert place_of(f"sqlite:///{tmp_path}/b.db", tmp_path).path == tmp_path / "b.db"
+    assert place_of("a.journal", tmp_path).kind == "journal"
+    found = place_of("postgresql://me:secret@host/base", tmp_path)
+    assert found.url == "postgresql+psycopg://me:secret@host/base"
+    assert found.shown == "postgresql+psycopg://me@host/base"
+    assert place_of("mysql://me@host/base", tmp_path).url.startswith("mysql+pymysql://")
+
+
+@pytest.mark.parametrize("asked", ["oracle://me:secret@host/base", "study.txt", "sqlite://"])
+def test_other_names_are_refused_without_their_password(asked: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="should be sqlite, journal") as error:
+        place_of(asked, tmp_path)
+    assert "secret" not in str(error.value)
+
+
+def test_a_server_that_nobody_answers_at(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be used: .*what ran is kept") as error:
+        open_storage(place_of("postgresql://me:secret@127.0.0.1:9/base", tmp_path))
+    assert "secret" not in str(error.value)
+    assert error.value.exit_code == 6
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_bytes(b"no database at all, but some text" * 100)
+    with pytest.raises(StorageError, match="no sound SQLite file"):
+        open_storage(place_of(None, tmp_path))
+
+
+def test_a_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import optuna
+
+    monkeypatch.setattr(storage, "BUSY_SECONDS", 0.2)
+    place = place_of(None, tmp_path)
+    study = optuna.create_study(storage=open_storage(place), study_name="a")
+    trial = study.ask()
+    told: list[str] = []
+
+    def hold() -> None:
+        with contextlib.closing(sqlite3.connect(place.path, isolation_level=None)) as holder:
+            holder.execute("BEGIN EXCLUSIVE")
+            held.set()
+            time.sleep(1.5)
+            holder.execute("ROLLBACK")
+
+    held = threading.Event()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    began = time.monotonic()
+    patiently(place, lambda: study.tell(trial, 0.5), told.append)
+    thread.join()
+    assert time.monotonic() - began > 1.0
+    assert len(told) == 1
+    assert "does not answer" in told[0]
+    assert study.trials[0].value == 0.5
+
+
+def test_patience_ends_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 0.0)
+
+    def locked() -> None:
+        with contextlib.closing(sqlite3.connect(place.path, timeout=0.05)) as other:
+            other.execute("CREATE TABLE a (b)")
+
+    place = place_of(None, tmp_path)
+    with contextlib.closing(sqlite3.connect(place.path, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StorageError, match="held it locked"):
+            patiently(place, locked)
+
+
+def test_an_error_that_is_none_of_the_storage_passes_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        patiently(place_of(None, tmp_path), lambda: 1 / 0)
+
+
+def test_sqlite_on_a_network_disk_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fasttrain.machine.mounts import Mount
+
+    assert network_warning(place_of(None, tmp_path)) is None or "network" in str(
+        network_warning(place_of(None, tmp_path))
+    )
+    monkeypatch.setattr(storage, "mount_of", lambda folder: Mount(tmp_path, "nfs4", "server:/disk"))
+    assert "--storage journal" in str(network_warning(place_of(None, tmp_path)))
+    assert network_warning(place_of("journal", tmp_path)) is None
