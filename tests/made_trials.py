@@ -1,5 +1,6 @@
 """Trials for tests of studies: a GPU of 80 GiB that is made up, and answers at once."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -35,7 +36,7 @@ class MadeTrials:
         if task.kind == LOOK:
             return Outcome("done", {"machine": self.machine(), "sizes": asdict(sizes(recipe))})
         size = recipe.training.batch_size
-        share = recipe.patch.size[0] * recipe.patch.size[1] * recipe.patch.size[2] / 48**3
+        share = math.prod(recipe.patch.size) / 48**3
         held = size * self.patch_gib * share
         if recipe.acceleration.activation_checkpointing == "on":
             held *= 0.5

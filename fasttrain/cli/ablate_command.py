@@ -48,11 +48,12 @@ def ablate_command(
 ) -> int:
     """Measure what each acceleration gives on this machine: off alone, and on alone from a plain loop of PyTorch's.
 
-    Each trial runs some training steps in a process of its own, without validation and without whole epochs. Trials take turns,
-    again and again while the time lasts, and so do the two that others are held against. The table is written as CSV, Markdown, a
-    picture and JSON after each; Ctrl-C keeps it.
+    Each trial runs some training steps in a process of its own, without validation and without whole epochs. First each setting
+    is measured once; then trials take turns while the time lasts, and so do the two that others are held against. The table is
+    written as CSV, Markdown, a picture and JSON after each; Ctrl-C keeps it.
     """
-    from fasttrain.studies.ablation.ablate import BUDGET_SECONDS, Ablation, read_only
+    from fasttrain.studies.ablation.ablate import BUDGET_SECONDS, Ablation
+    from fasttrain.studies.ablation.switches import read_only
     from fasttrain.studies.options import read_seconds
     from fasttrain.studies.trials import TrialServer
 
@@ -109,7 +110,7 @@ def _write(study: Ablation, folder: Path, status: str, exit_code: int) -> None:
 
 def _end(study: Ablation | None, folder: Path, status: str, exit_code: int, json: bool, told: bool = True) -> None:
     """Writes what there is for the last time, and prints it."""
-    from fasttrain.studies.ablation.table import caption, document, draw, not_tried, shown_rows, title_of
+    from fasttrain.studies.ablation.table import caption, document, draw, left_out, not_tried, shown_rows, title_of
 
     if study is None or not study.rows:
         if told and json:
@@ -129,4 +130,6 @@ def _end(study: Ablation | None, folder: Path, status: str, exit_code: int, json
         print(sentence)
     if study.ended:
         print(f"ended: {study.ended}")
+    for sentence in left_out(study):
+        print(sentence)
     print(f"written to {folder}: ablate.csv, ablate.md, ablate.png, ablate.json")

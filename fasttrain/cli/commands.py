@@ -99,7 +99,7 @@ def tree() -> TyperGroup:
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Exit codes: 0 done, 2 usage or recipe, 3 data, 4 machine, 5 out of memory, 6 disk or checkpoint, 7 diverged, "
-        "130 Ctrl-C, 143 told to stop, 1 a bug. Add --debug to any command for a traceback.",
+        "130 Ctrl-C, 137 a rank was lost, 143 told to stop, 1 a bug. Add --debug to any command for a traceback.",
     )
     app.callback()(_root)
     group = get_group(app)

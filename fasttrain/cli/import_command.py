@@ -32,7 +32,8 @@ def import_openkbp_command(
 ) -> int:
     """Make OpenKBP's CSV files into one compressed file a patient, without loss.
 
-    `data.source: {kind: openkbp}` reads both; these are an eighth in size. A file that is there already is kept.
+    `data.source: {kind: openkbp}` reads both; these are an eighth in size. A file that is there already is kept where it holds
+    the same; where it does not, the command says so and ends with 3.
     """
     from fasttrain.data.openkbp_import import import_openkbp
     from fasttrain.wording import counted, size_in_memory

@@ -136,6 +136,7 @@ class _Launch:
 
     def run(self) -> int:
         """Waits for all, and returns the exit code of what ended them."""
+        environ = dict(os.environ)
         former = {
             number: signal.signal(number, self._pass_on)
             for number in _SIGNALS
@@ -150,7 +151,8 @@ class _Launch:
                     _signal_children(signal.SIGKILL)
             return self._code()
         finally:
-            os.environ.pop(VARIABLE, None)
+            os.environ.clear()
+            os.environ.update(environ)
             ON_FINISH.learn(self._notes.told("run") or "", bool(self._notes.told("in_use")))
             for number, handler in former.items():
                 signal.signal(number, handler)

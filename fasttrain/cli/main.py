@@ -100,17 +100,6 @@ def _ended_by_another(error: FasttrainError, arguments: list[str]) -> None:
         _document_failure(error)
 
 
-def _end_with_another(code: int) -> None:
-    """The last that a process does which another rank's failure ends, from a thread."""
-    from fasttrain.cli.on_finish import ON_FINISH
-    from fasttrain.cli.signals import kill_children
-
-    kill_children()
-    several = _several()
-    if several is not None and not several.follows:
-        ON_FINISH.carry_out(code)
-
-
 def _finish(code: int, alone: bool, given: list[str]) -> None:
     """What `--on-finish` asks for, last of all, since it may be what takes the machine away."""
     several = _several()
@@ -141,9 +130,8 @@ def _guarded(arguments: list[str], debug: bool) -> int:
         from fasttrain.cli.commands import tree
         from fasttrain.cli.several import SEVERAL
 
-        SEVERAL.given = arguments
+        SEVERAL.begin(arguments)
         SEVERAL.end_here = lambda error: _ended_by_another(error, arguments)
-        SEVERAL.at_last = _end_with_another
         result: Any = tree()(arguments, prog_name="fasttrain", standalone_mode=False)
         sys.stdout.flush()  # here and not when the interpreter ends, where an error could no longer become a sentence
         code = result if isinstance(result, int) else 0
@@ -253,7 +241,7 @@ def _as_open_files(error: FasttrainError) -> FasttrainError:
 def _document_failure(error: FasttrainError) -> None:
     """A script that asked for a document gets one of a failure, too."""
     several = _several()
-    if several is not None and several.follows:
+    if several is not None and several.leaves_word:
         return
     from fasttrain.cli.printing import print_json
 

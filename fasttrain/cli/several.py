@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttrain.errors import FasttrainError, LostRankError, MachineError
+from fasttrain.errors import FasttrainError, LostRankError, MachineError, RecipeError
 from fasttrain.machine.own_launcher import OwnLauncher, own_launcher
 from fasttrain.machine.place import place
 from fasttrain.machine.threads import wait_without_spinning
@@ -21,6 +21,8 @@ from fasttrain.own_process import end_with_parent
 if TYPE_CHECKING:
     from fasttrain.engine.stop import StopRequest
     from fasttrain.machine.ranks import Joined, Ranks
+
+_FOR_SEVERAL = ("train", "resume")
 
 
 class Several:
@@ -37,8 +39,6 @@ class Several:
         """The command line, which other ranks are given too."""
         self.end_here: Callable[[FasttrainError], None] = lambda error: None
         """What the first rank's command says where another rank ends it."""
-        self.at_last: Callable[[int], None] = lambda code: None
-        """What a rank does before another's failure ends its process."""
 
     @property
     def met(self) -> bool:
@@ -77,6 +77,21 @@ class Several:
         """Whether this is another rank than the first, which leaves the word to that one."""
         return not self._seat.leads
 
+    def begin(self, arguments: list[str]) -> None:
+        """A command line. Raises RecipeError where it is a rank's, and of a command that works alone."""
+        self.given = arguments
+        command = next((word for word in arguments if not word.startswith("-")), "train")
+        if command in _FOR_SEVERAL or not {"RANK", "WORLD_SIZE"} <= set(os.environ):
+            return
+        with contextlib.suppress(MachineError):
+            # Without a place among others it works alone
+            seat = place(os.environ)
+            if not seat.alone:
+                self._seat = seat
+                raise RecipeError(
+                    f"`fasttrain {command}` works in one process: leave torchrun out (RANK {seat.rank} of {seat.ranks})"
+                )
+
     def meet(self, device: str) -> bool:
         """Meets the other ranks, if there are any; False in those that follow. Raises MachineError where they cannot be met."""
         self._seat = place(os.environ)
@@ -85,9 +100,8 @@ class Several:
         self._launch = own_launcher()
         if self._launch is not None or "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
-        if self._launch is not None:
-            if os.getppid() != self._launch.pid:
-                raise MachineError(f"the process that started this rank ({self._launch.pid}) is gone")
+        if self._launch is not None and os.getppid() != self._launch.pid:
+            raise MachineError(f"the process that started this rank ({self._launch.pid}) is gone")
         if self.follows:
             warnings.simplefilter("ignore")
         # What torch's C++ logs of a connection is several pages; what matters of it becomes a sentence
@@ -102,7 +116,7 @@ class Several:
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         self._joined = join(self._seat, chosen, self._ended_by, _tell if self._seat.leads else lambda sentence: None)
-        self._joined.watch.at_last = self.at_last
+        self._joined.watch.at_last = self._at_last
         from fasttrain.engine.agreeing import check_versions
 
         check_versions(self._joined)
@@ -126,19 +140,29 @@ class Several:
             self._joined.watch.heed(stop, on_stop)
 
     def keep(self, sentence: str) -> bool:
-        """Whether the sentence is left to the first rank, or to the process that started the ranks and knows by what one died."""
-        if self.follows or (self._launch is not None and self._lost):
+        """Whether the sentence is left to another process."""
+        if self.leaves_word:
             self._kept.append(sentence)
             return True
         if self._launch is not None:
             self._launch.tell(said=True)
         return False
 
+    @property
+    def failing(self) -> bool:
+        """Whether another rank's end is what ends this one."""
+        return self._joined is not None and self._joined.watch.failure is not None
+
+    @property
+    def leaves_word(self) -> bool:
+        """Whether another process says how this command ends: the first rank, or who started the ranks and knows how one died."""
+        return self.follows or (self._launch is not None and self._lost)
+
     def ended_by_launcher(self, number: int) -> bool:
         """Whether a signal is the launcher's own, which ends the ranks that are left when one has ended."""
         if self._launch is not None and number == signal.SIGTERM:
             return not self._launch.asked
-        return self._joined is not None and self._joined.watch.failure is not None
+        return self.failing
 
     def explain(self, error: BaseException) -> FasttrainError | None:
         """Who is gone, where something sent to or from other ranks broke off."""
@@ -193,6 +217,15 @@ class Several:
         elif self._joined is not None:
             self._kept[:] = error.faults
             self._say_for_first(self._joined)
+
+    def _at_last(self, code: int) -> None:
+        """The last that a process does which another rank's failure ends, from a thread."""
+        from fasttrain.cli.on_finish import ON_FINISH
+        from fasttrain.cli.signals import kill_children
+
+        kill_children()
+        if not self.follows:
+            ON_FINISH.carry_out(code)
 
     def _say_for_first(self, joined: Joined) -> None:
         """One of those that are left does, where the first is lost, unless all were told to stop."""

@@ -24,8 +24,10 @@ GRACE_SECONDS = 1.5
 """For a run to end in order; a pod that is taken back leaves about five."""
 ONE_AND_THE_SAME_SECONDS = 0.2
 """`timeout`, a shell's job control and some supervisors send a signal to the process and to its group: that is one, not two."""
+_SECONDS_TO_KNOW = 2.0
+"""That another rank has ended; the system closes its end of the line."""
 _SECONDS_FOR_ANOTHER = 12.0
-"""Until it is known which rank has ended."""
+"""Until what ends all has done so: the launcher kills soon after."""
 _CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGTERM: EXIT_TERMINATED,
@@ -60,7 +62,7 @@ class _Answer:
         self._code = EXIT_TERMINATED
         self._first_at: dict[str, float] = {}
         """By whom of the two; each hears all."""
-        self._told = False
+        self._told = self._launcher_heard = False
         self._over = threading.Event()
         self._ours, self._theirs = socket.socketpair()
         self._former_fd = -1
@@ -100,9 +102,13 @@ class _Answer:
         if os.getpid() != self._owner:
             return
         if not self._first_at and SEVERAL.ended_by_launcher(number):
-            # Another rank has ended; whoever knows why says so and ends this one, at the latest before the launcher kills it
-            threading.Thread(target=self._end_after_another, name="signals-launcher", daemon=True).start()
+            if not self._launcher_heard:
+                self._launcher_heard = True
+                threading.Thread(target=self._end_after_another, args=(number,), daemon=True).start()
             return
+        self._answer(number, hearer)
+
+    def _answer(self, number: int, hearer: str) -> None:
         now, name = time.monotonic(), signal.Signals(number)
         heard = bool(self._first_at)
         first = self._first_at.setdefault(hearer, now)
@@ -125,7 +131,17 @@ class _Answer:
             self._code = code
             threading.Thread(target=self._end_at_rest, name="signals-grace", daemon=True).start()
 
-    def _end_after_another(self) -> None:
+    def _end_after_another(self, number: int) -> None:
+        """Another rank has ended, and the launcher ends the others: whoever knows why says so and ends this one in time. Where
+        none has, the signal was meant for this one.
+        """
+        until = time.monotonic() + _SECONDS_TO_KNOW
+        while not SEVERAL.failing:
+            if self._first_at or self._over.wait(0.1):
+                return
+            if time.monotonic() > until:
+                self._answer(number, "launcher")
+                return
         if not self._over.wait(_SECONDS_FOR_ANOTHER):
             os._exit(EXIT_TERMINATED)
 

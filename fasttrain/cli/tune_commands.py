@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,9 +162,16 @@ def tune_command(
     resolved = resolve(recipe, sets) if fold is None else resolve_fold(recipe, sets, fold)
     limits.check_score(resolved.recipe.task_facts)
     wants_gpu(device)
+    ranks = _ranks(gpus, device)
+    if ranks > 1 and not no_train:
+        name = shlex.quote(recipe)
+        raise RecipeError(
+            f"--gpus {gpus}: `tune` trains on one GPU alone; with the same options give `fasttrain tune --recipe {name} --gpus "
+            f"{gpus} --no-train`, then `fasttrain train --recipe {name} --gpus {gpus} --tuned`"
+        )
     kind = resolved.recipe.network.kind
     options = replace(
-        _options(resolved, prefer, margin, sizes, trials, budget, trial_time, _ranks(gpus, device)),
+        _options(resolved, prefer, margin, sizes, trials, budget, trial_time, ranks),
         window_batches=read_numbers("--window-batches", window_batches, kind),
         stitching=read_words("--stitching", stitching, kind, ("gpu", "cpu")),
         workers=read_numbers("--workers", workers, kind, least=0),

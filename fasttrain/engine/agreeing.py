@@ -50,8 +50,9 @@ def check_cases(rank: int, theirs: Mapping[str, str], own: Mapping[str, str]) ->
         return
     name, more = differing[0], ", ".join(differing[1:_MOST_NAMED])
     others = f" ({more}{' …' if len(differing) > _MOST_NAMED else ''} too)" if more else ""
+    hold = "holds" if len(differing) == 1 else "hold"
+    where = f"rank {rank} on {socket.gethostname()}"
     raise DataError(
-        f"rank {rank} on {socket.gethostname()}: {counted(len(differing), 'case')} of {len(own)} hold other voxels than on rank 0: "
-        f"{name} has the digest {own[name][:12]} instead of {theirs[name][:12]}{others}; bring the same set there, or name its "
-        "folder with --data"
+        f"{where}: {counted(len(differing), 'case')} of {len(own)} {hold} other voxels than on rank 0: {name} has the digest "
+        f"{own[name][:12]} instead of {theirs[name][:12]}{others}; bring the same set there, or name its folder with --data"
     )

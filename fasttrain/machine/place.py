@@ -72,6 +72,9 @@ def place(environ: Mapping[str, str]) -> Place:
         # One of them alone may be another program's, as SLURM's or a shell's
         return ALONE
     missing = [name for name in _NAMES if name not in given]
+    if missing and given["WORLD_SIZE"].strip() == "1":
+        # As an operator of Kubernetes sets them for a single pod
+        return ALONE
     if missing:
         raise MachineError(
             f"RANK {given['RANK']} of WORLD_SIZE {given['WORLD_SIZE']} is set without {' and '.join(missing)}; start the ranks "

@@ -88,8 +88,7 @@ class PrunerSpec(Spec):
 
     `hyperband` (Li et al. 2018) and `halving` compare after `min_epochs`, and `factor` times as many each time; `median` asks
     from `min_epochs` on whether the best so far is below the median of the others. None is ended while its score still rises:
-    only after `patience` validations in a row without a better one (0: at once). With several objectives nothing can be ended
-    early.
+    only after `patience` epochs without a better one (0: at once). With several objectives nothing can be ended early.
     """
 
     kind: Literal["hyperband", "median", "halving", "none"] = "hyperband"

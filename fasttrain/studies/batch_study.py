@@ -12,7 +12,7 @@ from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.choice import Effect, choose, effect_of, finalists, limit_of
 from fasttrain.studies.lock import BATCH, applied
 from fasttrain.studies.measuring import Measuring, Validation, error_of
-from fasttrain.studies.sweep import HUNG, MARGIN, TIME_IS_OVER, Bounds, Point, Sweep
+from fasttrain.studies.sweep import HUNG, MARGIN, TIME_IS_OVER, Bounds, Point, Sweep, record_of
 from fasttrain.studies.too_large import nothing_fits
 from fasttrain.telemetry.events import Message
 
@@ -224,8 +224,8 @@ class BatchStudy:
             "prefer": self.options.prefer,
             "margin": self.options.margin,
             "sweep_ended": self.sweep.ended if self.sweep is not None else None,
-            "trials": [_row(point) for point in self.points],
-            "chosen": None if self.chosen is None else _row(self.chosen),
+            "trials": [record_of(point) for point in self.points],
+            "chosen": None if self.chosen is None else record_of(self.chosen),
             "compared": None if self.chosen is None else self.alone() is None,
             "gain": self.gain(),
             "effect": None if effect is None else asdict(effect),
@@ -294,19 +294,3 @@ class BatchStudy:
 
 def _try_smaller(points: list[Point]) -> str:
     return "name smaller ones with --batch-sizes, or raise --trials" if points else "raise --budget"
-
-
-def _row(point: Point) -> dict[str, Any]:
-    kept = ("repeats", "wait_share", "utilisation", "allocated_bytes", "reserved_bytes", "retries", "epoch_seconds")
-    more = ("steps_per_epoch", "host_bytes", "trial_seconds", "cache")
-    of_ranks = ("rank", "fullest_rank", "reserved_by_rank")
-    return {
-        "batch_size": point.batch_size,
-        "compiled": point.compiled,
-        "status": point.status,
-        "reason": point.reason,
-        "patches_per_second": point.rate or None,
-        "spread": point.spread if point.rate else None,
-        **{key: point.values.get(key) for key in (*kept, *more)},
-        **{key: point.values[key] for key in of_ranks if point.values.get(key) is not None},
-    }

@@ -91,6 +91,7 @@ class Measuring:
         self.began = clock()
         self.machine: dict[str, Any] = {}
         self.sizes: Sizes | None = None
+        self._in_slices = False
         self.ceilings: dict[str, float] | None = None
         """See `ceilings_of`; None until a trial of steps has found out."""
         self._former: tuple[dict[str, Any], str] | None = None
@@ -103,10 +104,13 @@ class Measuring:
     @property
     def most(self) -> int:
         """Patches of one pass over the training cases, of several ranks each one's share: a larger batch would hold some of them
-        twice.
+        twice. Cases that are cut into slices give another one each time, so that an epoch is what they have at least.
         """
         assert self.sizes is not None
-        return max(self.sizes.training_cases * self.sizes.samples_per_case // self.ranks, 1)
+        one_pass = self.sizes.training_cases * self.sizes.samples_per_case
+        if self._in_slices:
+            one_pass = max(one_pass, self.sizes.steps_per_epoch * self.sizes.effective_batch)
+        return max(one_pass // self.ranks, 1)
 
     @property
     def ranks(self) -> int:
@@ -131,6 +135,7 @@ class Measuring:
 
         self.machine = outcome.values["machine"]
         self.sizes = Sizes(**outcome.values["sizes"])
+        self._in_slices = resolved.recipe.data.slices is not None
         self.began = self.clock()
 
     def steps(self, resolved: ResolvedRecipe, name: str, compiled: bool = False) -> Outcome:

@@ -242,4 +242,6 @@ def _marked(one: Tried, found: Tried) -> Tried:
 def _how(outcome: Outcome) -> str:
     if outcome.done:
         return "ok"
-    return "out of memory" if outcome.status == "memory" else outcome.faults[0] if outcome.faults else outcome.status
+    if outcome.status == "memory":
+        return "out of memory" + ("" if outcome.rank is None else f" (rank {outcome.rank})")
+    return outcome.faults[0] if outcome.faults else outcome.status

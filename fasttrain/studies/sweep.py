@@ -63,6 +63,23 @@ class Bounds:
         return f"one pass over the training cases has {counted(self.most, 'patch', 'patches')}{each}"
 
 
+def record_of(point: Point) -> dict[str, Any]:
+    """For JSON."""
+    kept = ("repeats", "wait_share", "utilisation", "allocated_bytes", "reserved_bytes", "retries", "epoch_seconds")
+    more = ("steps_per_epoch", "host_bytes", "trial_seconds", "cache")
+    of_ranks = ("rank", "fullest_rank", "reserved_by_rank")
+    return {
+        "batch_size": point.batch_size,
+        "compiled": point.compiled,
+        "status": point.status,
+        "reason": point.reason,
+        "patches_per_second": point.rate or None,
+        "spread": point.spread if point.rate else None,
+        **{key: point.values.get(key) for key in (*kept, *more)},
+        **{key: point.values[key] for key in of_ranks if point.values.get(key) is not None},
+    }
+
+
 def tolerance_of(points: Sequence[Point]) -> float:
     """How far behind the best counts as equal: 2%, or as much as the best one's repeats scatter, up to 10%."""
     able = [point for point in points if point.ok]

@@ -26,6 +26,7 @@ _A_DAY = timedelta(days=1)
 _FOR_ANOTHER_SECONDS = 20.0
 """For the rank to end whose failure this one only notices; the server then ends all."""
 _FOR_THE_FIRST_SECONDS = 3.0
+_KEPT: list[BaseException] = []
 _OF_MEMORY = ("allocated_bytes", "reserved_bytes", "first_reserved_bytes", "free_bytes")
 
 
@@ -96,6 +97,8 @@ def leave_word_to_another(error: BaseException, known: BaseException, place: Pla
     """
     if place.alone:
         return
+    # What it refers to is not taken apart: a device whose work waits for another rank answers no more
+    _KEPT.append(error)
     if _raised_for_another(error) or (not memory and is_of_others(error)):
         time.sleep(_FOR_ANOTHER_SECONDS)
     elif not memory and not place.leads and isinstance(known, FasttrainError):

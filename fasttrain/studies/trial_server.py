@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.05
 _TO_FOLLOW_SECONDS = 10.0
 """For the other ranks to end once the first one has written what was measured."""
+_TO_END_SECONDS = 5.0
 _NOT_DONE = 3
 """With which one of several ranks ends whose answer is a failure."""
 
@@ -111,6 +112,11 @@ class _Processes:
         return len(self.statuses) == len(self._children)
 
     @property
+    def alive(self) -> list[int]:
+        """The ranks that have not ended."""
+        return [rank for rank in range(len(self._children)) if rank not in self.statuses]
+
+    @property
     def failed(self) -> int | None:
         """The first rank that ended in another way than well; None: none yet."""
         return next((rank for rank, status in sorted(self.statuses.items()) if status), None)
@@ -133,6 +139,7 @@ def _served(request: dict[str, Any], lines: _Lines) -> bool:
         meet = (door.getsockname()[1], door.fileno()) if door is not None else ()
         processes = _Processes(ranks, lambda rank: _become_trial(request, Seat(rank, ranks, *meet)))
     began, over_at, ended_by, rank = time.monotonic(), None, None, 0
+    answered: dict[int, float] = {}
     while not processes.look():
         now = time.monotonic()
         if over_at is None and processes.statuses.get(0) == 0:
@@ -143,6 +150,8 @@ def _served(request: dict[str, Any], lines: _Lines) -> bool:
                 ended_by = "asked"
             elif processes.failed is not None:
                 ended_by, rank = "rank", processes.failed
+            elif ranks > 1 and (stuck := _stuck(request, processes, answered)) is not None:
+                ended_by, rank = "rank", stuck
             elif over_at is not None and now - over_at > _TO_FOLLOW_SECONDS:
                 ended_by = "first"
             elif now - began > request["limit_seconds"]:
@@ -157,6 +166,19 @@ def _served(request: dict[str, Any], lines: _Lines) -> bool:
     ended = {"status": processes.statuses[rank], "by": ended_by, "seconds": time.monotonic() - began, "rank": rank}
     _answer({"ended": ended})
     return True
+
+
+def _stuck(request: dict[str, Any], processes: _Processes, answered: dict[int, float]) -> int | None:
+    """A rank that has written its answer and cannot end: a driver may wait for what its GPU does, and that for another rank."""
+    from fasttrain.studies.trial_files import answer_of
+
+    now = time.monotonic()
+    for rank in processes.alive:
+        if rank not in answered and answer_of(Path(request["task"]), rank).exists():
+            answered[rank] = now
+        if rank in answered and now - answered[rank] > _TO_END_SECONDS:
+            return rank
+    return None
 
 
 def _become_trial(request: dict[str, Any], seat: Seat) -> None:

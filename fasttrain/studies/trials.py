@@ -100,12 +100,13 @@ class TrialServer:
     def _outcome(
         self, answers: Sequence[Path], ended: dict[str, Any], limit: float, kills: int | None
     ) -> dict[str, Any]:
-        if ended["by"] == "limit":
-            return {"status": "hung", "faults": [f"ended after {limit:g} s"], "seconds": ended["seconds"]}
         rank, given = int(ended.get("rank", 0)), [_read(answer) for answer in answers]
-        if short := [one for one, found in enumerate(given) if found.get("status") == "memory"]:
+        short = [one for one, found in enumerate(given) if found.get("status") == "memory"]
+        if len(answers) > 1 and short:
             # What others met of it, such as a connection that broke off, is no fault of theirs
             rank = short[0]
+        elif ended["by"] == "limit":
+            return {"status": "hung", "faults": [f"ended after {limit:g} s"], "seconds": ended["seconds"]}
         found = {**(given[rank] or self._without_answer(ended["status"], kills)), "seconds": ended["seconds"]}
         several = len(answers) > 1 and found["status"] != "done"
         return {**found, "rank": rank} if several else found

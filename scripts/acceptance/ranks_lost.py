@@ -178,6 +178,8 @@ def ways(ranks: int, own: bool) -> list[tuple[str, Callable[[Way], object], set[
     if own:
         found += [
             ("told to stop", to_launcher(signal.SIGTERM), {143}, "stopped", ""),
+            ("first told to stop", to_rank(0, signal.SIGTERM), {143}, "stopped", ""),
+            ("another told to stop", to_rank(last, signal.SIGTERM), {143}, "stopped", ""),
             ("Ctrl-C", to_launcher(signal.SIGINT), {130}, "stopped", ""),
             ("told twice", to_launcher(signal.SIGTERM, signal.SIGTERM), {143}, None, ""),
         ]

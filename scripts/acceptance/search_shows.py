@@ -75,9 +75,8 @@ class Place:
 def check(found: dict, trials: int) -> None:
     """As many counted trials as asked for, and none left running or waiting."""
     counts = {state: one["count"] for state, one in found["states"].items()}
-    print(
-        f"  counted {found['trials']}, states {counts}, gone on with {found['gone_on_with']}, pruning rate {found['pruning_rate']}"
-    )
+    print(f"  counted {found['trials']}, states {counts}, gone on with {found['gone_on_with']}")
+    print(f"  pruning rate {found['pruning_rate']}, after epochs {found['pruned_after_epochs']}")
     assert found["trials"] == trials, found["trials"]
     assert counts["running"] == counts["waiting"] == 0, counts
 

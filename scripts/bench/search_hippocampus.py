@@ -1,6 +1,6 @@
 """Measures `fasttrain search` on Hippocampus on one GPU: 20 trials, what the card did meanwhile, and if the winner is better.
 
-    python scripts/bench/search_hippocampus.py --data DIR --out DIR [--stage search|seeds|all] [--trials 20] [--epochs 24]
+    python scripts/bench/search_hippocampus.py --data DIR --out DIR [--stage search|seeds|all] [--trials 20] [--epochs 32]
 
 The first stage searches and prints wall time, the share in which the card trained, and the pruning rate; called again it goes on
 where it ended. The second trains the best trial's recipe and the default one on three further seeds at equal epochs, and prints
@@ -19,12 +19,18 @@ import time
 from pathlib import Path
 
 SEEDS = (101, 102, 103)
+EVERY = 4
 FASTTRAIN = [sys.executable, "-m", "fasttrain"]
 
 
 def settings(epochs: int) -> list[str]:
     """What the search and the runs after it have in common."""
-    values = {"search.epochs": epochs, "search.validate_every": 2, "validation.mirror": "[]", "search.sampler.seed": 0}
+    values = {
+        "search.epochs": epochs,
+        "search.validate_every": EVERY,
+        "validation.mirror": "[]",
+        "search.sampler.seed": 0,
+    }
     return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
 
@@ -78,7 +84,7 @@ def seeds(arguments: argparse.Namespace, out: Path) -> None:
         call(["search", "best", str(out / "search"), "--write", str(best)], out)
     common = [
         "--data", str(arguments.data), "--device", arguments.device, "--json", "--set", f"training.epochs={arguments.epochs}",
-        "--set", "validation.every=2", "--set", "validation.mirror=[]",
+        "--set", f"validation.every={EVERY}", "--set", "validation.mirror=[]",
     ]  # fmt: skip
     means = {}
     for name, recipe in (("default", "hippocampus"), ("best", str(best))):
@@ -102,7 +108,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--stage", choices=("search", "seeds", "all"), default="all")
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--epochs", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=None)
     parser.add_argument("--parallel", default=None)
     parser.add_argument("--device", default="auto")

@@ -18,12 +18,13 @@ from fasttrain.errors import EXIT_BUG, EXIT_INTERRUPTED, DataError, StorageError
 from fasttrain.recipe import bundled_recipes, resolve
 
 COMMANDS = [
-    [], ["train"], ["resume"], ["tune-batch"], ["tune"], ["check"], ["doctor"], ["drill"], ["evaluate"], ["predict"], ["export"],
+    [], ["train"], ["resume"], ["tune-batch"], ["tune"], ["search"], ["search", "run"],
+    ["search", "status"], ["search", "best"], ["check"], ["doctor"], ["drill"], ["evaluate"], ["predict"], ["export"],
     ["recipes"], ["recipes", "list"], ["recipes", "show"], ["recipes", "keys"], ["recipes", "copy"], ["recipes", "validate"],
     ["data"], ["data", "fetch"], ["data", "cache"], ["data", "import"], ["data", "import", "openkbp"],
     ["recipes", "suggest"], ["monitor"], ["report"], ["runs"], ["runs", "list"], ["runs", "compare"], ["profile"], ["ablate"],
 ]  # fmt: skip
-GROUPS = ([], ["recipes"], ["data"], ["data", "import"], ["runs"])
+GROUPS = ([], ["recipes"], ["data"], ["data", "import"], ["runs"], ["search"])
 
 
 class Answer:

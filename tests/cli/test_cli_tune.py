@@ -192,6 +192,11 @@ def test_ctrl_c_keeps_the_table_so_far(folder: Folder) -> None:
         (["tune-batch", "-r", "demo", "--budget", "soon"], "--budget soon: should be a time such as 90s, 3m or 1h"),
         (["tune-batch", "-r", "demo", "--trials", "0"], "--trials 0: should be a whole number of at least 1"),
         (["tune-batch", "-r", "demo", "--device", "gpu"], "--device gpu: should be auto, cpu, cuda or cuda:N"),
+        (["tune-batch", "-r", "demo", "--gpus", "0"], "--gpus 0: should be a number from 1, or all"),
+        (["tune-batch", "-r", "demo", "--gpus", "all", "--device", "cpu"], "--gpus all with --device cpu: there is no number"),
+        (["tune-batch", "-r", "demo", "--gpus", "2", "--device", "cuda:1"], "--gpus 2 with --device cuda:1, which is one card"),
+        (["tune", "-r", "demo", "--gpus", "2", "--device", "cpu"],
+         "`fasttrain tune --recipe demo --gpus 2 --no-train`, then `fasttrain train --recipe demo --gpus 2 --tuned`"),
         (["tune-batch"], "missing option '--recipe'"),
         (["tune", "-r", "demo", "--stitching", "tpu"], "--stitching tpu: there is no such choice"),
         (["tune", "-r", "demo", "--caches", "gpuu"], "--caches gpuu: there is no such choice; did you mean gpu?"),
@@ -206,6 +211,43 @@ def test_usage_faults(tmp_path: Path, words: list[str], said: str, capsys: pytes
     assert out == ""
     assert said in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_more_gpus_than_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fasttrain.cli.launching._cards", lambda: (2, ""))
+    assert Folder(tmp_path, tmp_path).here("tune-batch", "-r", "demo", "--gpus", "3", tiny=False) == 4
+    assert capsys.readouterr().err == "fasttrain: --gpus 3: there are 2; say --gpus 2 or --gpus all, or rent more\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_launcher_is_no_way_to_measure_with_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert Folder(tmp_path, tmp_path).here("tune-batch", "-r", "demo", tiny=False) == 2
+    assert "give the command without the launcher, with --gpus 2" in capsys.readouterr().err
+
+
+def test_two_ranks_measure_and_what_they_found_is_for_two(
+    tmp_path: Path, phantoms: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Folder(tmp_path, phantoms)
+    answer = folder.call("tune-batch", "--run", "two", "--batch-sizes", "3", "--gpus", "2", "--device", "cpu", "--json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert (found["ranks"], found["settings"]) == (2, {"training.batch_size": 3})
+    # Three patches a rank, at a rate that is scaled by both
+    assert found["effect"]["effective_batch"] == [4, 6]
+    assert found["effect"]["learning_rate"] == [0.006, 0.009]
+    assert found["validation"]["seconds"] > 0
+    assert json.loads((tmp_path / "two" / "tune" / "lock.json").read_text())["ranks"] == 2
+    assert folder.here("train", "--tuned", "--run", "refused", "--device", "cpu") == 2
+    said = capsys.readouterr().err
+    assert "it was measured with 2 ranks, and 1 trains here; `fasttrain tune-batch` measures anew" in said
+    assert not (tmp_path / "refused").exists()
 
 
 def test_a_folder_that_holds_a_run_or_is_in_use_is_refused(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

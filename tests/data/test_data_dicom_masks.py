@@ -24,6 +24,8 @@ from dicom_builders import (
     write_structures,
 )
 
+from fasttrain.data.checking import check_cases
+from fasttrain.data.checking.judging import Terms
 from fasttrain.data.dicom.structure_set import _fill_slice
 from fasttrain.data.finding import cases_for
 from fasttrain.data.layouts import recognise
@@ -182,6 +184,28 @@ def test_structures_that_no_class_is_called_after_are_refused_mapped_or_left_out
     np.testing.assert_array_equal(label_of(tmp_path, spec(other_structures="skip")), LIVER)
     mapped = {"BODY": 0, "liver": 1, "kidney_l": 2}
     np.testing.assert_array_equal(label_of(tmp_path, spec(structures=mapped)), LIVER + 2 * KIDNEY)
+
+
+def test_masks_of_which_everything_is_left_out_are_told_by_name(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for name, called in (("p1", "Liver"), ("p2", "hepar"), ("p3", "hepar")):
+        paths = write_series(root / name, STORED + len(name) * int(name[1]), name, patient=name)
+        write_segmentation(root / name / "seg.dcm", paths, {called: LIVER, "BODY": KIDNEY}, name=f"seg {name}")
+
+    def checked(**source: object):
+        recipe = make_recipe(source={"kind": "dicom", **source}, classes={1: "liver"}, patch={"size": [4, 4, 4]})
+        cases = find_cases(recipe.data, root).cases
+        return check_cases(cases, root, Terms.of_recipe(recipe), None, tmp_path / "cache", 1)
+
+    (told,) = (text for text in checked(other_structures="skip").warnings if "other_structures" in text)
+    assert told.startswith("the masks of 2 cases (p2, p3) hold 'BODY', 'hepar' but no 'liver', and ")
+    assert "data.source.structures" in told
+    named = {"BODY": 0, "hepar": 1, "liver": 1}
+    assert not [text for text in checked(structures=named).warnings if "other_structures" in text]
+    shutil.rmtree(root / "p1")
+    alone = checked(other_structures="skip")
+    assert "nothing to learn" in alone.set_faults[0]
+    assert alone.set_faults[1] == told
 
 
 def test_structures_that_share_voxels_are_refused_unless_their_order_is_given(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ import contextlib
 import gc
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nibabel as nib
@@ -21,7 +22,9 @@ from fasttrain.data.caches import Window, made_together, open_case_source
 from fasttrain.data.made_ahead import MadeAhead, can_make_ahead
 from fasttrain.data.outcomes import one_outcome
 from fasttrain.data.preprocess import Preprocess
-from fasttrain.errors import DataError, MachineError
+from fasttrain.engine.planning.sizes import sizes_of
+from fasttrain.engine.resuming.going_on import GoingOn
+from fasttrain.errors import DataError, MachineError, RecipeError
 from fasttrain.machine.place import Place
 from fasttrain.machine.ranks import Joined
 from fasttrain.recipe.data_spec import CacheSpec
@@ -303,3 +306,14 @@ def test_a_set_number_of_cases_is_what_all_hold_together() -> None:
     spec = CacheSpec(kind="smart", cache_cases=5)
     assert [window.held for window in Window.of_all(spec, 12, 3)] == [2, 2, 1]
     assert [window.held for window in Window.of_all(spec, 12, 1)] == [5]
+
+
+@pytest.mark.parametrize(("then", "now", "refused"), [(2, 4, True), (4, 2, True), (2, 2, False)])
+def test_a_run_with_windows_goes_on_with_as_many_ranks(then: int, now: int, refused: bool) -> None:
+    """The steps are the same by training.batch_policy: keep_effective, but each rank had cases of its own."""
+    sizes = sizes_of(RECIPE, (16, 2, 0), 1 << 20, ranks=now)
+    began = {**asdict(sizes), "ranks": then}
+    going = SimpleNamespace(saved=object(), plan={"sizes": began})
+    prepared = SimpleNamespace(plan=SimpleNamespace(cache="smart", sizes=sizes))
+    with pytest.raises(RecipeError, match=f"go on with {then} ranks") if refused else contextlib.nullcontext():
+        GoingOn.check_order(going, prepared)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from ranks_running import free_port, in_ranks
@@ -127,16 +126,15 @@ def test_cases_that_hold_other_voxels_are_named() -> None:
         check_cases(1, first, {**first, "case2": "9" * 64})
     assert "rank 1 on" in str(caught.value)
     assert (
-        "1 case of 5 hold other voxels than on rank 0: case2 has the digest 999999999999 instead of 000000000000"
+        "1 case of 5 holds other voxels than on rank 0: case2 has the digest 999999999999 instead of 000000000000"
         in str(caught.value)
     )
 
 
 def test_a_command_of_the_users_own_is_no_rank() -> None:
-    given: dict[str, Any] = {
-        "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x",
-        "FASTTRAIN_LAUNCHER": "1:/x", "PATH": os.environ["PATH"], "FASTTRAIN_DATA": "/data",
-    }  # fmt: skip
+    of_launcher = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}
+    of_ours = {"TORCHELASTIC_RUN_ID": "x", "FASTTRAIN_LAUNCHER": "1:/x"}
+    given = {**of_launcher, **of_ours, "PATH": os.environ["PATH"], "FASTTRAIN_DATA": "/data"}
     assert not place(given).alone
     left = without_place(given)
     assert place(left).alone

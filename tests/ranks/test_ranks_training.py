@@ -96,7 +96,9 @@ def test_every_case_is_seen_once_an_epoch(ranks: int, tiny_values: dict, fourtee
     assert plan["sizes"]["effective_batch"] == ranks * values["training.batch_size"]
 
 
-def test_the_losses_are_those_of_one_rank_with_the_whole_batch(tiny_values: dict, fourteen: Path, tmp_path: Path) -> None:
+def test_the_losses_are_those_of_one_rank_with_the_whole_batch(
+    tiny_values: dict, fourteen: Path, tmp_path: Path
+) -> None:
     # Dice over all patches of a pass together, the default, is no mean over patches: see the next test
     loss = {"kind": "dice_ce", "batch": False}
     values = {**tiny_values, **SETTINGS, "training.batch_size": 4, "loss": loss}

@@ -1,4 +1,4 @@
-"""A rank learns within a second that another failed, died or was told to stop, and of one that is frozen once it has been silent."""
+"""A rank learns within a second that another failed, died or was told to stop, and of a frozen one once it has been silent."""
 
 import json
 import socket
@@ -26,7 +26,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
 def watches(store: dist.HashStore) -> Iterator[list[RankWatch]]:
     """Of three ranks, in one process."""
     made = [RankWatch(Place(rank, 3, rank, 3), store, lost_after_seconds=LOST_AFTER) for rank in range(3)]
-    assert within(1.0, lambda: len(made[0]._peers) == 2)
+    assert within(1.0, lambda: len(made[0].links.peers) == 2)
     yield made
     for watch in reversed(made):
         watch.close()
@@ -63,13 +63,13 @@ def test_a_stop_before_anyone_heeds_it_is_not_lost(watches: list[RankWatch]) -> 
 def test_the_first_failure_is_known_to_all_and_the_first_rank_ends_the_command(watches: list[RankWatch]) -> None:
     first, second, third = watches
     assert not within(0.3, lambda: first.failure)
-    second._peers[0].wire.say({"failed": ["the GPU ran out of memory"], "code": 5})
+    second.links.peers[0].wire.say({"failed": ["the GPU ran out of memory"], "code": 5})
     assert within(1.0, lambda: all(watch.failure for watch in (first, third)))
     for watch in (first, third):
         assert isinstance(watch.failure, OtherRankError)
         assert watch.failure.exit_code == 5
         assert watch.failure.faults == (f"rank 1 on {socket.gethostname()}: the GPU ran out of memory",)
-    third._peers[0].wire.say({"failed": ["another"], "code": 3})
+    third.links.peers[0].wire.say({"failed": ["another"], "code": 3})
     time.sleep(0.3)
     assert first.failure.exit_code == 5
     first.over(5)
@@ -80,7 +80,7 @@ def test_the_first_failure_is_known_to_all_and_the_first_rank_ends_the_command(w
 
 def test_a_rank_that_dies_is_lost_at_once(watches: list[RankWatch]) -> None:
     first, second, third = watches
-    second._peers[0].wire._socket.shutdown(socket.SHUT_RDWR)
+    second.links.peers[0].wire._socket.shutdown(socket.SHUT_RDWR)
     assert within(1.0, lambda: first.failure and third.failure)
     assert isinstance(first.failure, LostRankError)
     assert first.failure.exit_code == 137
@@ -92,7 +92,7 @@ def test_a_rank_that_dies_is_lost_at_once(watches: list[RankWatch]) -> None:
 
 def test_the_first_rank_is_missed_by_the_others(watches: list[RankWatch]) -> None:
     first, second, third = watches
-    for peer in list(first._peers.values()):
+    for peer in list(first.links.peers.values()):
         peer.wire._socket.shutdown(socket.SHUT_RDWR)
     assert within(1.0, lambda: second.first_ended.is_set() and third.first_ended.is_set())
     assert isinstance(second.failure, LostRankError)
@@ -105,7 +105,7 @@ def test_a_frozen_rank_is_lost_once_it_has_been_silent(
 ) -> None:
     first, second, third = watches
     began = time.monotonic()
-    monkeypatch.setattr(second, "_say_all", lambda message: None)
+    monkeypatch.setattr(second.links, "say_all", lambda message: None)
     assert within(LOST_AFTER + 2, lambda: first.failure)
     assert LOST_AFTER * 0.4 < time.monotonic() - began < LOST_AFTER + 2
     assert isinstance(first.failure, LostRankError)
@@ -122,12 +122,12 @@ def test_ranks_that_say_nothing_to_do_are_not_lost(watches: list[RankWatch]) -> 
 def test_ranks_that_stood_still_together_are_not_lost(watches: list[RankWatch]) -> None:
     first = watches[0]
     now = time.monotonic() + 3600
-    first._tick(now)
+    first.links.look(now)
     assert first.failure is None
     # Negative control: the same silence while this rank ran
-    for peer in first._peers.values():
+    for peer in first.links.peers.values():
         peer.heard_at = now - LOST_AFTER - 1
-    first._tick(now)
+    first.links.look(now)
     assert isinstance(first.failure, LostRankError)
 
 
@@ -144,12 +144,18 @@ def test_errors_of_this_rank_alone_are_not_laid_to_others(watches: list[RankWatc
 
 def test_strangers_are_shown_the_door(store: dist.HashStore, watches: list[RankWatch]) -> None:
     port = json.loads(store.get("fasttrain/watch"))["port"]
-    for hello in (b"GET / HTTP/1.0\r\n\r\n", b'{"hello": 1, "token": "no"}\n', b"[1]\n", b'{"over": 3}\n'):
+    for hello in (
+        b"GET / HTTP/1.0\r\n\r\n",
+        b'{"hello": 1, "token": "no"}\n',
+        b"[1]\n",
+        b'{"over": 3}\n',
+        '{"token": "\u00fc"}\n'.encode(),
+    ):
         with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
             stranger.sendall(hello)
             assert stranger.recv(100) == b""
     assert [watch.failure for watch in watches] == [None] * 3
-    assert within(0.1, lambda: len(watches[0]._peers) == 2)
+    assert within(0.1, lambda: len(watches[0].links.peers) == 2)
 
 
 def test_the_last_words_of_a_run_are_called_before_the_end(watches: list[RankWatch]) -> None:
@@ -158,7 +164,7 @@ def test_the_last_words_of_a_run_are_called_before_the_end(watches: list[RankWat
         watches[0]._last_words(LostRankError("gone"))
     watches[0]._last_words(LostRankError("gone"))
     assert [str(error) for error in said] == ["gone"]
-    watches[1]._peers[0].wire.say({"failed": ["no room"], "code": 6})
+    watches[1].links.peers[0].wire.say({"failed": ["no room"], "code": 6})
     assert within(1.0, lambda: watches[0].failure)
     with pytest.raises(OtherRankError, match="no room"), watches[0].ended_by(said.append):
         raise AssertionError("a run must not begin")

@@ -226,3 +226,19 @@ def test_gone_on_with_keeps_its_values_and_scores(tmp_path: Path) -> None:
         == study.trials[0].params["optimizer.learning_rate"]
     )
     assert study.trials[1].intermediate_values == {1: 0.4}
+
+
+@pytest.mark.parametrize(("gib", "workers"), [(10.0, 2), (60.0, 1)])
+def test_on_a_gpu_the_next_trial_gets_ready_beside_where_both_have_room(
+    tmp_path: Path, gib: float, workers: int
+) -> None:
+    def slow(task):
+        time.sleep(0.2)
+        return [{"ready": 1.0}, {**epoch(1, 0.5), "gib": gib}, ended()]
+
+    pool = MadePool(slow)
+    search, told = made_search(tmp_path / "s", pool, trials=5, parallel=None, on_gpu=True, device_gib=80.0)
+    search.run()
+    assert states(search) == ["COMPLETE"] * 5
+    assert pool.workers == workers
+    assert any("there is no room" in one for one in told) == (workers == 1)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,9 +19,9 @@ from fasttrain.cli.main import run
 from fasttrain.engine.stop import Stopped
 from fasttrain.errors import DataError, OutOfMemoryError, RecipeError
 from fasttrain.recipe import Recipe, resolve
-from fasttrain.studies.ablation.ablate import Ablation, read_only
-from fasttrain.studies.ablation.switches import SWITCHES
-from fasttrain.studies.ablation.table import document, markdown, not_tried, records, shown_rows, write_tables
+from fasttrain.studies.ablation.ablate import Ablation
+from fasttrain.studies.ablation.switches import SWITCHES, read_only
+from fasttrain.studies.ablation.table import document, left_out, markdown, not_tried, records, shown_rows, write_tables
 from fasttrain.studies.task import LOOK, Outcome, Task
 
 PLAN = {
@@ -116,11 +117,20 @@ def test_trials_take_turns_and_later_ones_choose_nothing_anew() -> None:
     made = study(machine)
     made.run()
     names = [name.split("-", 1)[1] for name, task in machine.asked if task.kind != LOOK]
-    first = names.index("amp-off")
-    assert names[:2] == ["as-decided", "plain"]
-    # The references come again within a round, and no setting comes twice before all others did
-    assert "plain" in names[first : first + 9]
-    assert names.index("amp-off", first + 1) > max(names.index(name) for name in set(names))
+    # What each gives to the run as it is decided comes first, then what it gives alone, and nothing comes twice before that
+    every = len(set(names))
+    assert len(set(names[:every])) == every
+    plain = names.index("plain")
+    assert names[0] == "as-decided"
+    assert all(name.endswith("-off") for name in names[1:plain])
+    assert all(name.endswith("-on") for name in names[plain + 1 : every])
+    # Compiling takes as long as several others
+    assert names[every - 1] == "compile-on"
+    # The references come again within a round, and no setting comes a third time before all others came twice
+    assert names[every : every + 2] == ["as-decided", "plain"]
+    again = names.index("amp-off", every)
+    assert "plain" in names[again : again + 9]
+    assert names.index("amp-off", again + 1) > max(names.index(name, every) for name in set(names))
     later = [Recipe.model_validate_json(task.recipe) for name, task in machine.asked if name.endswith("as-decided")][1:]
     assert {one.acceleration.amp for one in later} == {"bf16"}
 
@@ -134,6 +144,56 @@ def test_a_short_budget_leaves_out_what_it_has_no_room_for() -> None:
     assert rows["amp off"]["patches_per_second"]
     assert "raise --budget" in rows["fused_optimizer on"]["note"]
     assert made.ended == "the time for trials is over"
+
+
+def test_which_budget_would_have_had_room_is_told() -> None:
+    machine = Machine()
+    made = study(machine, budget=65.0)
+    made.run()
+    rows = [row for row in made.rows if not row.skipped]
+    # Ten seconds each, 45 more to compile, and room for the last one to begin
+    needed, what = made.needed() or (0.0, "")
+    assert (needed, what) == (10.0 * len(rows) + 45.0 + 10.0, "every row once")
+    assert any(
+        f"`--budget {math.ceil(needed / 60)}m` would have had room for every row once" in line
+        for line in left_out(made)
+    )
+    assert document(made)["seconds_for_all"] == needed
+    assert left_out(made)[0] in markdown(made)
+    enough = study(Machine(), budget=needed)
+    enough.clock = lambda: enough.trials.now  # type: ignore[attr-defined]
+    enough._began = 0.0
+    enough.run()
+    assert all(row.outcomes for row in enough.rows if not row.skipped)
+    needed, what = enough.needed() or (0.0, "")
+    assert what == "4 trials of every row"
+    assert needed > 30.0 * len(rows)
+    # Where nothing was left out nothing is said
+    whole = study(machine)
+    whole.run()
+    assert left_out(whole) == []
+    assert document(whole)["seconds_for_all"] is None
+
+
+def test_a_first_trial_that_compiles_kernels_may_take_longer() -> None:
+    limits: dict[str, list[float]] = {}
+
+    class Noting(Machine):
+        def run(self, task: Task, name: str, limit_seconds: float) -> Outcome:
+            limits.setdefault(name.partition("-")[2], []).append(limit_seconds)
+            return super().run(task, name, limit_seconds)
+
+    made = study(Noting())
+    made.run()
+    assert limits["fused_layers-on"] == [120.0, 60.0, 60.0, 60.0]
+    assert limits["amp-off"][:2] == [120.0, 60.0]
+    assert limits["as-decided"][:2] == [120.0, 60.0]
+    # Nothing of these is compiled
+    assert limits["fused_layers-off"][0] == limits["plain"][0] == limits["tf32-on"][0] == 60.0
+    assert limits["compile-on"][0] == 120.0
+    limits.clear()
+    study(Noting(gpu=False)).run()
+    assert limits["amp-off"][0] == limits["as-decided"][0] == 60.0
 
 
 def test_a_machine_without_a_gpu_is_told_once() -> None:

@@ -1,14 +1,15 @@
 """A whole study of batch sizes on a GPU that is made up: margins, finalists, validation's memory, and every way to fail."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_trials import GIB, MadeTrials
+from made_trials import GIB, MadeTrials, sizes
 
 from fasttrain.cli.tune_table import print_batches
 from fasttrain.errors import DataError, FasttrainError, MachineError, OutOfMemoryError, RecipeError
-from fasttrain.recipe import resolve
+from fasttrain.recipe import Recipe, resolve
 from fasttrain.studies.batch_study import BatchStudy
 from fasttrain.studies.measuring import Measuring
 from fasttrain.studies.options import Options
@@ -209,6 +210,71 @@ def test_the_effect_on_training_is_told() -> None:
     assert found.gain() == pytest.approx(found.chosen.rate / MadeTrials().rate(2) - 1)
 
 
+def test_ranks_share_a_step_and_the_recipe_that_is_measured_is_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    trials = MadeTrials()
+    sets = {"training.batch_policy": "scale_linear", "optimizer.learning_rate": 0.001}
+    found = study(trials, sets, ranks=2, sizes=(2, 4))
+    found.run()
+    asked = {name: Recipe.model_validate_json(task.recipe) for name, task in trials.asked}
+    assert {task.ranks for _, task in trials.asked} == {2}
+    assert [task.processes for _, task in trials.asked] == [1, 2, 2, 2]
+    # Twice as many patches a step as of one rank, and as large a rate; a batch that is twice the recipe's doubles it again
+    assert asked["batch-2"].optimizer.learning_rate == 0.002
+    assert asked["batch-4"].optimizer.learning_rate == 0.004
+    assert found.chosen is not None
+    assert found.chosen.batch_size == 4
+    assert found.settings == {"training.batch_size": 4}
+    effect = found.effect()
+    assert effect is not None
+    assert (effect.effective_batch, effect.learning_rate) == ((4, 8), (0.002, 0.004))
+    alone = study(MadeTrials(), sets, sizes=(2, 4))
+    alone.run()
+    assert found.measuring.most == alone.measuring.most // 2
+    # As many patches/s of all ranks together, so that an epoch of as many samples takes as long
+    steps = 10
+    assert found.chosen.values["epoch_seconds"] == pytest.approx(steps * 4 * 2 / found.chosen.rate)
+    document = found.document()
+    assert document["ranks"] == 2
+    assert document["with_ranks"].startswith("2 ranks × 4 patches = 8 a step; the learning rate 0.002 → 0.004")
+    print_batches(found)
+    shown = capsys.readouterr().out
+    assert "batch a rank" in shown
+    assert "patches/s of 2 ranks" in shown
+    assert "memory of the fullest" in shown
+
+
+def test_a_rank_that_runs_out_of_memory_is_a_row_that_names_it() -> None:
+    short = Outcome("memory", faults=("the GPU ran out of memory",), exit_code=5, rank=1)
+    found = study(MadeTrials(**{"batch-4": short}), ranks=2, sizes=(2, 4, 8))
+    found.run()
+    assert [(point.batch_size, point.reason) for point in found.points] == [(2, "ok"), (4, "out of memory (rank 1)")]
+    assert found.document()["trials"][1]["rank"] == 1
+    assert "memory ends at batch 4" in found.document()["sweep_ended"]
+
+
+def test_volumes_in_parts_on_several_gpus_are_judged_together() -> None:
+    # A quarter of them on each of four GPUs: all are there, and the margin is asked for
+    parts = {"plan": {"resident_bytes": GIB // 2, "cards": 4}}
+    assert by_size_of_one(MadeTrials(patch_gib=4.8, **parts)) == "margin"
+
+
+def test_keep_effective_has_ranks_measure_their_parts_alone() -> None:
+    sets = {"training.batch_policy": "keep_effective", "training.batch_size": 8}
+    trials = MadeTrials()
+    found = study(trials, sets, ranks=2)
+    found.run()
+    assert set(by_size(found)) <= {1, 2, 4}
+    for name, task in trials.asked:
+        training = Recipe.model_validate_json(task.recipe).training
+        if task.kind == STEPS:
+            assert f"batch-{training.batch_size}" == name
+            assert 2 * training.batch_size * training.accumulate == 8
+    with pytest.raises(RecipeError, match="a rank's share of 2 is no multiple of 8"):
+        study(MadeTrials(), sets, ranks=2, sizes=(8,)).run()
+    with pytest.raises(RecipeError, match="3 ranks cannot share evenly"):
+        study(MadeTrials(), sets, ranks=3).run()
+
+
 def test_keep_effective_refuses_sizes_that_are_no_part() -> None:
     with pytest.raises(RecipeError, match="keep_effective keeps 2 patches a step"):
         study(MadeTrials(), {"training.batch_policy": "keep_effective"}, sizes=(3,)).run()
@@ -343,3 +409,17 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
     assert draw_sweep([], None, tmp_path / "none.png", "", None) is None
     assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize(("recipe", "sizes_of_a_pass", "tried"), [("brain-tumor-2d", 1760, 16), ("heart", 3, 3)])
+def test_cases_in_slices_have_more_than_one_patch_each(recipe: str, sizes_of_a_pass: int, tried: int) -> None:
+    """Three cases: whole volumes give a batch of three at most, slices as many as an epoch has."""
+    resolved = resolve(recipe, {"training.batch_size": 16})
+    few = {**asdict(sizes(resolved.recipe)), "training_cases": 3, "samples_per_case": 1, "steps_per_epoch": 110}
+
+    look = Outcome("done", values={"machine": MadeTrials().machine(), "sizes": few})
+    found = BatchStudy(resolved, Measuring(None, "auto", MadeTrials(look=look), Options()))
+    found.run()
+    assert found.measuring.most == sizes_of_a_pass
+    assert max(by_size(found)) >= tried
+    assert (16 in by_size(found)) is (tried == 16)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fasttrain.engine.planning.batch_policy import with_batch
 from fasttrain.engine.stop import StopRequest
@@ -50,3 +51,46 @@ def test_what_does_not_fit_is_memory_and_nothing_else(tiny, phantoms: Path, tmp_
         server.close()
     assert huge.status == "memory", huge.faults
     assert small.done, small.faults
+
+
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@several
+def test_two_ranks_take_the_steps_of_a_trial_on_a_gpu_each(tiny, phantoms: Path, tmp_path: Path) -> None:
+    server = TrialServer(tmp_path, lambda event: None, StopRequest())
+    try:
+        settings = {"acceleration__amp": "auto", "acceleration__channels_last": "auto", "data__workers": "auto"}
+        resolved = tiny(**settings, data__cache={"kind": "auto"})
+        study = BatchStudy(resolved, Measuring(phantoms, "cuda", server, Options(sizes=(4,), ranks=2)))
+        study.run()
+    finally:
+        server.close()
+    values = study.points[0].values
+    assert study.points[0].ok, study.points[0].reason
+    assert len(values["reserved_by_rank"]) == 2
+    assert values["reserved_bytes"] in values["reserved_by_rank"]
+    assert study.validation is not None
+    assert study.validation.seconds is not None
+
+
+@several
+def test_a_second_card_without_memory_ends_the_trial_of_both(tiny, phantoms: Path, tmp_path: Path) -> None:
+    resolved = tiny(network__features=[64, 128, 256], patch__size=[96, 96, 96], acceleration__cuda_graphs="off")
+    server = TrialServer(tmp_path, lambda event: None, StopRequest())
+    try:
+        measuring = Measuring(phantoms, "cuda", server, Options(ranks=2))
+        measuring.look(resolved)
+        # Something else holds all but a little of it
+        free, _ = torch.cuda.mem_get_info(1)
+        held = torch.empty(free - (5 << 29), dtype=torch.uint8, device="cuda:1")
+        large = with_batch(resolved, 4)
+        short = measuring.steps(large, "short")
+        del held
+        torch.cuda.empty_cache()
+        enough = measuring.steps(large, "enough")
+    finally:
+        server.close()
+    assert (short.status, short.rank) == ("memory", 1), short.faults
+    assert short.seconds < 90
+    assert enough.done, enough.faults

@@ -30,9 +30,9 @@ def recipe(**more: object):
 def kept(tmp_path: Path):
     """Writes a lock for the demo recipe and gives the cache folder."""
 
-    def written(machine=H100, settings=None, needed: int | None = 10 << 30, **more: object) -> Path:
+    def written(machine=H100, settings=None, needed: int | None = 10 << 30, ranks: int = 1, **more: object) -> Path:
         settings = {"training.batch_size": 8, "data.workers": 3} if settings is None else settings
-        record = lock_record(recipe(**more), machine, settings, {"needed_bytes": needed, "trials": []})
+        record = lock_record(recipe(**more), machine, settings, {"needed_bytes": needed, "trials": []}, ranks)
         (tmp_path / "run").mkdir(exist_ok=True)
         write_lock(record, tmp_path / "run" / "lock.json", tmp_path / "cache")
         return tmp_path / "cache"
@@ -107,6 +107,33 @@ def test_the_number_of_cpus_counts_on_a_cpu_alone(kept) -> None:
     with pytest.raises(RecipeError, match="cpus was 16 and is 8"):
         tuned(recipe(), {**CPU, "cpus": 8}, folder)
     assert tuned(recipe(), {**H100, "cpus": 8}, kept())[0].recipe.training.batch_size == 8
+
+
+def test_what_was_tuned_for_several_ranks_is_for_as_many_alone(kept) -> None:
+    folder = kept(ranks=2)
+    assert tuned(recipe(), H100, folder, 2)[0].recipe.training.batch_size == 8
+    with pytest.raises(RecipeError) as caught:
+        tuned(recipe(), H100, folder)
+    assert "it was measured with 2 ranks, and 1 trains here; `fasttrain tune-batch` measures anew" in str(caught.value)
+    with pytest.raises(RecipeError) as caught:
+        tuned(recipe(), H100, folder, 4)
+    assert "it was measured with 2 ranks, and 4 train here; `fasttrain tune-batch --gpus 4` measures anew" in str(
+        caught.value
+    )
+    # One for each number lies beside the other
+    kept(settings={"training.batch_size": 5})
+    assert [tuned(recipe(), H100, folder, ranks)[0].recipe.training.batch_size for ranks in (1, 2)] == [5, 8]
+
+
+def test_one_of_before_there_were_ranks_is_for_one(kept) -> None:
+    folder = kept()
+    path = next((folder / "tuned").glob("*.json"))
+    record = json.loads(path.read_text())
+    del record["ranks"]
+    path.write_text(json.dumps(record))
+    assert tuned(recipe(), H100, folder)[0].recipe.training.batch_size == 8
+    with pytest.raises(RecipeError, match="measured with 1 rank, and 2 train here"):
+        tuned(recipe(), H100, folder, 2)
 
 
 def test_nothing_was_tuned_yet(tmp_path: Path) -> None:

@@ -1,20 +1,28 @@
-"""Trials of several ranks in real processes: what they measure together, and that all end with the one that fails, dies or hangs."""
+"""Trials of several ranks in real processes: what they measure together, and that all end with one that fails, dies or hangs."""
 
 import contextlib
 import json
 import os
+import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from fasttrain.data.outcomes import one_outcome
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import EXIT_DATA, EXIT_INTERRUPTED
+from fasttrain.errors import EXIT_DATA, EXIT_INTERRUPTED, DataError
+from fasttrain.machine.place import Place
+from fasttrain.machine.ranks import ONLY_ONE
+from fasttrain.studies import trial_server
 from fasttrain.studies.task import STEPS, VALIDATION, Task
+from fasttrain.studies.trial_files import answer_of
+from fasttrain.studies.trial_ranks import leave_word_to_another, of_all
 from fasttrain.studies.trials import TrialServer
 from fasttrain.telemetry.events import Event, Progress
 
@@ -38,7 +46,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, stop: StopRequest, heard: l
         for one in heard:
             one(event)
 
-    found = TrialServer(tmp_path_factory.mktemp("trials"), on_event, stop)
+    with pytest.MonkeyPatch.context() as patch:
+        # As the command sets them before it starts the server
+        for name, value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "PASSIVE")):
+            patch.setenv(name, value)
+        found = TrialServer(tmp_path_factory.mktemp("trials"), on_event, stop)
     yield found
     found.close()
 
@@ -97,14 +109,16 @@ def test_all_ranks_take_the_steps_and_their_patches_are_counted_together(server:
 
 def test_memory_that_runs_out_in_one_rank_ends_both_and_is_that_ranks(server: TrialServer, task, heard: list) -> None:
     def shrink(event: Event) -> None:
-        if isinstance(event, Progress) and event.what.startswith("measuring") and event.done:
+        if isinstance(event, Progress) and event.what.startswith("measuring"):
             process = rank_of(server, "short", 1)
             # The system gives it no more memory from here on
             process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms // 2,) * 2)
             heard.clear()
 
     heard.append(shrink)
-    large = task(STEPS, training__batch_size=72, patch__size=[32, 32, 32], data__spacing=[3.0, 3.0, 3.0])
+    # What a layer asks for is too much to be found in what the process has already
+    wide = {"kind": "dynunet", "features": [16, 8, 8], "strides": [2, 2]}
+    large = task(STEPS, training__batch_size=20, patch__size=[32, 32, 32], data__spacing=[3.0] * 3, network=wide)
     began = time.monotonic()
     outcome = server.run(large, "short", LONG)
     assert (outcome.status, outcome.rank) == ("memory", 1), outcome.faults
@@ -154,3 +168,90 @@ def test_a_stop_ends_every_rank(server: TrialServer, task, stop: StopRequest) ->
     assert ranks
     _, alive = psutil.wait_procs(ranks, timeout=10)
     assert not alive
+
+
+class Fourth:
+    """The third of four ranks, all of which have the same figures but for what each of them is given."""
+
+    place = Place(2, 4, 2, 4)
+
+    def __init__(self, **of_each: list) -> None:
+        self.of_each = of_each
+
+    def gather(self, value: dict) -> list[dict]:
+        return [{**value, **{key: values[rank] for key, values in self.of_each.items()}} for rank in range(4)]
+
+
+def test_the_memory_is_that_of_the_fullest_rank_and_the_wait_the_longest() -> None:
+    gib = 1 << 30
+    ranks = Fourth(
+        reserved_bytes=[9 * gib, 8 * gib, 9 * gib, 9 * gib],
+        # Something else holds a part of the second card
+        free_bytes=[20 * gib, 10 * gib, 20 * gib, 20 * gib],
+        wait_share=[0.0, 0.1, 0.3, 0.0],
+        utilisation=[1.0, 0.5, None, 0.9],
+        retries=[0, 1, 0, 1],
+        warnings=[[], ["slow"], ["slow"], []],
+    )
+    found = of_all(ranks, {"rate": 5.0, "reserved_bytes": 9 * gib, "free_bytes": 20 * gib, "start_seconds": 1.0})
+    assert (found["reserved_bytes"], found["free_bytes"], found["fullest_rank"]) == (8 * gib, 10 * gib, 1)
+    assert found["reserved_by_rank"] == [9 * gib, 8 * gib, 9 * gib, 9 * gib]
+    assert (found["wait_share"], found["utilisation"], found["retries"]) == (0.3, pytest.approx(0.8), 2)
+    assert (found["warnings"], found["rate"], found["start_seconds"]) == (["slow"], 5.0, 1.0)
+    # One rank has its own
+    assert of_all(ONLY_ONE, {"rate": 5.0, "reserved_bytes": 1}) == {"rate": 5.0, "reserved_bytes": 1}
+
+
+def raised(work: Callable[[], object]) -> Exception:
+    try:
+        work()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def out_of_memory() -> None:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_who_merely_notices_that_another_failed_waits_to_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("fasttrain.studies.trial_ranks.time.sleep", waited.append)
+
+    def waits(error: Exception, place: Place, memory: bool = False) -> bool:
+        waited.clear()
+        leave_word_to_another(error, error, place, memory)
+        return bool(waited)
+
+    first, second = Place(0, 2, 0, 2), Place(1, 2, 1, 2)
+    own = raised(out_of_memory)
+    # As it comes from there
+    other = pickle.loads(pickle.dumps(own))
+    of_another = raised(lambda: one_outcome(lambda mine: [mine, other], lambda: None))
+    of_its_own = raised(lambda: one_outcome(lambda mine: [mine, None], out_of_memory))
+    assert waits(of_another, first, memory=True)
+    assert not waits(of_its_own, second, memory=True)
+    assert not waits(own, second, memory=True)
+    assert waits(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"), first)
+    # NCCL's own want of memory is one
+    assert not waits(
+        RuntimeError("NCCL error: unhandled cuda error, Cuda failure 2 'out of memory'"), first, memory=True
+    )
+    # What all find wrong alike is the first one's to tell
+    assert waits(DataError("a.nii.gz: unreadable"), second)
+    assert not waits(DataError("a.nii.gz: unreadable"), first)
+    assert not waits(ZeroDivisionError(), second)
+    assert not waits(RuntimeError("gloo: connection closed by peer"), Place())
+
+
+def test_a_rank_that_has_answered_and_cannot_end_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = tmp_path / "batch-2.json"
+    processes = SimpleNamespace(alive=[0, 1])
+    answered: dict[int, float] = {}
+    assert trial_server._stuck({"task": str(task)}, processes, answered) is None
+    answer_of(task, 1).write_text("{}")
+    assert trial_server._stuck({"task": str(task)}, processes, answered) is None
+    monkeypatch.setattr(trial_server, "_TO_END_SECONDS", 0.0)
+    assert trial_server._stuck({"task": str(task)}, processes, answered) == 1
+    processes.alive.remove(1)
+    assert trial_server._stuck({"task": str(task)}, processes, answered) is None

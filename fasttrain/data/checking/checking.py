@@ -10,6 +10,7 @@ from pathlib import Path
 from fasttrain.data.checking.between import fault_of_empty, faults_of_copies, texts_of_ignored
 from fasttrain.data.checking.facts import View
 from fasttrain.data.checking.judging import CaseFindings, Terms, judge
+from fasttrain.data.checking.left_out import text_of_left_out
 from fasttrain.data.checking.patients import judge_patient
 from fasttrain.data.checking.planes import refuse_other_axes
 from fasttrain.data.checking.reading_pass import Progress, facts_of
@@ -110,12 +111,14 @@ def check_cases(
     findings = _with(findings, too_large)
     findings = _with(findings, faults_of_copies([one for one in findings if not one.faults], split))
     empty = fault_of_empty(findings, split, root)
-    notes = [*far_larger, *texts_of_ignored([one for one in findings if not one.faults], split), note]
+    sound = [one for one in findings if not one.faults]
+    left_out = text_of_left_out(sound)
+    notes = [left_out if empty is None else None, *far_larger, *texts_of_ignored(sound, split), note]
     return Checked(
         root=root,
         terms=terms,
         cases=tuple(findings),
-        set_faults=() if empty is None else (empty,),
+        set_faults=() if empty is None else tuple(text for text in (empty, left_out) if text is not None),
         notes=tuple(text for text in notes if text is not None),
         files=len(facts),
         files_read=files_read,

@@ -78,6 +78,14 @@ class Contents:
         return kinds
 
 
+def structures_of(mask: Instance) -> list[str]:
+    """The names of the structures in a mask, in its order; of a SEG those of its segments but for a background's."""
+    header = mask.header
+    segments = [one for one in header.get("SegmentSequence") or () if one.get("SegmentNumber")]
+    names = [str(one.get("SegmentLabel") or "") for one in segments]
+    return names + [str(one.get("ROIName") or "") for one in header.get("StructureSetROISequence") or ()]
+
+
 def drawn_on(mask: Instance) -> set[str]:
     """The series that a mask says it was drawn on; empty where it does not say."""
     found = {str(one.get("SeriesInstanceUID") or "") for one in mask.header.get("ReferencedSeriesSequence") or ()}

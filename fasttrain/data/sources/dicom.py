@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from fasttrain.data.dicom.contents import Contents, Series, drawn_on, mask_kind
+from fasttrain.data.dicom.contents import Contents, Series, drawn_on, mask_kind, structures_of
 from fasttrain.data.dicom.instances import (
     instance_of,
     is_dicom,
@@ -120,11 +120,7 @@ def structure_names(root: Path) -> list[str]:
     found: dict[str, str] = {}
     for folder in _folders_in(root):
         for mask in Contents(folder, ()).masks:
-            header = mask.first.header
-            segments = [one for one in header.get("SegmentSequence") or () if one.get("SegmentNumber")]
-            areas = [str(one.get("SegmentLabel") or "") for one in segments]
-            areas += [str(one.get("ROIName") or "") for one in header.get("StructureSetROISequence") or ()]
-            for name in areas:
+            for name in structures_of(mask.first):
                 found.setdefault(plain_name(name), name)
     return list(found.values())
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fasttrain.errors import RecipeError
 from fasttrain.recipe import ResolvedRecipe
+from fasttrain.studies.ablation.rows import FAST, PLAIN_ROW, Row
 from fasttrain.studies.ablation.switches import PLAIN, SWITCHES, Facts, Switch
 from fasttrain.studies.lock import applied
 from fasttrain.studies.measuring import error_of
@@ -18,11 +18,12 @@ from fasttrain.studies.task import LOOK, STEPS, Outcome, Task
 from fasttrain.studies.trials import Trials
 from fasttrain.telemetry.events import Event, Message
 
-FAST, PLAIN_ROW = "as decided", "plain"
 BUDGET_SECONDS = 190.0
 _LOOK_SECONDS = 24 * 3600.0
 _COMPILING_SECONDS = 45.0
 """A compiled trial is expected to take so much longer than others."""
+_KERNELS_SECONDS = 60.0
+"""The first trial of a setting whose kernels are compiled by Triton may take so much longer: many shapes, each from nothing."""
 _OVER_SECONDS = 30.0
 """A trial that has begun may go on for so long after the budget's end."""
 _CASES = 8
@@ -33,50 +34,8 @@ _ROUNDS = 4
 _REFERENCE_EVERY = 6
 """After so many trials the two references are measured again, so that what drifts shows in their spread."""
 _MEASURED_STEP = ("amp", "channels_last")
-
-
-@dataclass
-class Row:
-    """One setting and its trials. base: the row that it is held against. changed: {key: value} from that row, and needs: what
-    else has to be on for it.
-
-    note: why there are no figures, or what else is not as it was asked for.
-    """
-
-    name: str
-    base: str
-    changed: Mapping[str, Any]
-    compiled: bool = False
-    needs: Mapping[str, Any] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)
-    note: str = ""
-    skipped: bool = False
-
-    @property
-    def rates(self) -> list[float]:
-        """Patches/s of each trial."""
-        return [float(one.values["rate"]) for one in self.outcomes if one.done]
-
-    @property
-    def rate(self) -> float | None:
-        """The median of the trials."""
-        return statistics.median(self.rates) if self.rates else None
-
-    @property
-    def start_seconds(self) -> float | None:
-        """From the trial's begin to the end of its first step, in its first trial, when kernels are compiled if they must be."""
-        return next((float(one.values["start_seconds"]) for one in self.outcomes if one.done), None)
-
-    @property
-    def range(self) -> tuple[float, float] | None:
-        """The slowest and the fastest stretch of all trials, patches/s."""
-        every = [float(rate) for one in self.outcomes if one.done for rate in one.values["repeats"]]
-        return (min(every), max(every)) if every else None
-
-    def median(self, key: str) -> float | None:
-        """Of a value of the trials; None where none has it."""
-        found = [float(one.values[key]) for one in self.outcomes if one.done and one.values.get(key) is not None]
-        return statistics.median(found) if found else None
+_COMPILED = ("fused_layers", "compile")
+TIME_IS_OVER = "the time for trials is over"
 
 
 class Ablation:
@@ -111,7 +70,7 @@ class Ablation:
         self.ended = ""
         self._decided: dict[str, Any] = {}
         self._began = clock()
-        self._longest = 0.0
+        self._longest: dict[str, float] = {}
         self._since = 0
         self._count = 0
 
@@ -142,10 +101,38 @@ class Ablation:
         # Later trials need not measure what was measured here, and must not choose otherwise
         self._decided = {f"acceleration.{name}": _word(self.facts[name]) for name in _MEASURED_STEP}
         self.rows += [Row(PLAIN_ROW, PLAIN_ROW, {}), *self._off_rows(), *self._on_rows()]
-        for number in range(_ROUNDS):
-            if not self._round(number):
+        if not self._first_round():
+            return
+        for _ in range(1, _ROUNDS):
+            if not self._round():
                 return
         self.ended = f"{_ROUNDS} rounds were made"
+
+    def needed(self) -> tuple[float, str] | None:
+        """Seconds of a budget that would have had room for what was left out, by what trials took, and what that is; None where
+        nothing was.
+        """
+        if self.ended != TIME_IS_OVER:
+            return None
+        spent = sum(one.seconds for row in self.rows for one in row.outcomes)
+        able = [row for row in self.rows if not row.skipped and all(one.done for one in row.outcomes)]
+        missing = [row for row in able if not row.outcomes]
+        if missing:
+            return spent + sum(self._expected(row) for row in missing) + self._slowest, "every row once"
+        more = sum((_ROUNDS - len(row.outcomes)) * self._expected(row) for row in able if len(row.outcomes) < _ROUNDS)
+        return (spent + more + self._slowest, f"{_ROUNDS} trials of every row") if more else None
+
+    def _expected(self, row: Row) -> float:
+        """Seconds of a trial of this row, by its own, else by those that are held against the same one, else by all."""
+        done = [(other, one.seconds) for other in self.rows if not other.compiled for one in other.outcomes if one.done]
+        own = [one.seconds for one in row.outcomes[-1:]]
+        alike = [seconds for other, seconds in done if other.base == row.base]
+        cold = row.compiled and not own
+        return statistics.median(own or alike or [seconds for _, seconds in done]) + _COMPILING_SECONDS * cold
+
+    @property
+    def _slowest(self) -> float:
+        return max(self._longest.values(), default=0.0)
 
     def _facts(self, outcome: Outcome) -> dict[str, Any]:
         values = outcome.values
@@ -170,8 +157,8 @@ class Ablation:
             row = Row(f"{switch.name} on", PLAIN_ROW, {switch.key: switch.on(self.facts)}, compiled, dict(switch.needs))
             self._skip(row, switch.on_in(self.facts))
             rows.append(row)
-        # Compiling takes longest, and is not to be what a budget always leaves out
-        return sorted(rows, key=lambda row: not row.compiled)
+        # Compiling takes longest: in its time several others are measured
+        return sorted(rows, key=lambda row: row.compiled)
 
     def _skip(self, row: Row, reason: str | None) -> None:
         if reason is not None:
@@ -180,11 +167,23 @@ class Ablation:
     def _chosen(self) -> list[Switch]:
         return [switch for switch in SWITCHES if self.only is None or switch.name in self.only]
 
-    def _round(self, number: int) -> bool:
-        """One trial of every row; False where the time is over. The first one as decided was made before."""
+    def _first_round(self) -> bool:
+        """One trial of every row, before any comes again: first what each acceleration gives to the run as decided, which was
+        measured before. False where the time is over.
+        """
+        _, plain, *others = self.rows
+        off, on = ([row for row in others if row.base == base and not row.skipped] for base in (FAST, PLAIN_ROW))
+        for row in (*off, plain, *on):
+            if not self._affordable(row) and not row.compiled:
+                return False
+        self._since = 0
+        return True
+
+    def _round(self) -> bool:
+        """One more trial of every row, in turns with the two references; False where the time is over."""
         fast, plain, *others = self.rows
         for reference in (fast, plain):
-            if not (number == 0 and reference is fast) and not self._affordable(reference):
+            if not self._affordable(reference):
                 return False
         for row in others:
             if row.skipped or (row.outcomes and not row.outcomes[-1].done):
@@ -202,8 +201,9 @@ class Ablation:
         """Makes the trial where the budget has room for it; False where not, which the row says if it has no figures."""
         left = self.budget_seconds - (self.clock() - self._began)
         warm = any(one.done for one in row.outcomes)
-        if left < self._longest + (_COMPILING_SECONDS if row.compiled and not warm else 0.0):
-            self.ended = "the time for trials is over"
+        expected = self._longest.get(row.base, self._slowest)
+        if left < expected + (_COMPILING_SECONDS if row.compiled and not warm else 0.0):
+            self.ended = TIME_IS_OVER
             for one in self.rows:
                 if not one.outcomes and not one.skipped and (one is row or not row.compiled):
                     one.note = "left out: the time for trials was over; raise --budget"
@@ -215,9 +215,10 @@ class Ablation:
         settings = {**(PLAIN if row.base == PLAIN_ROW else self._decided), **row.needs, **row.changed}
         self._count += 1
         left = self.budget_seconds - (self.clock() - self._began)
-        limit = min(self.trial_seconds + (_COMPILING_SECONDS if row.compiled else 0.0), max(left, 0.0) + _OVER_SECONDS)
+        more = self._compiling_seconds(row)
+        limit = min(self.trial_seconds + more, max(left, 0.0) + _OVER_SECONDS + more)
         if not self.facts:
-            # Kernels may have to be compiled for the first time, and without this one there is nothing to tell
+            # Without this one there is nothing to tell
             limit = max(limit, self.trial_seconds)
         began = self.clock()
         name = f"{self._count:02d}-{row.name.replace(' ', '-')}"
@@ -230,11 +231,23 @@ class Ablation:
         self._since += 1
         if not row.compiled and row.name != FAST:
             # The first one also measures what the others are given
-            self._longest = max(self._longest, self.clock() - began)
+            self._longest[row.base] = max(self._longest.get(row.base, 0.0), self.clock() - began)
         self._note(row, outcome)
         told = f"{outcome.values['rate']:.1f} patches/s" if outcome.done else row.note
-        self.emit(Message(f"{_long_name(row)}: {told} ({outcome.seconds:.1f} s)"))
+        self.emit(Message(f"{row.long_name}: {told} ({outcome.seconds:.1f} s)"))
         self.found()
+
+    def _compiling_seconds(self, row: Row) -> float:
+        """That this trial may take longer than others, since kernels are compiled in it."""
+        asked = {**row.needs, **row.changed}
+        if row.outcomes:
+            return _COMPILING_SECONDS if row.compiled else 0.0
+        if row.base == FAST:
+            by = [self.facts.get(name, True) and asked.get(f"acceleration.{name}") != "off" for name in _COMPILED]
+        else:
+            by = [asked.get(f"acceleration.{name}") == "on" for name in _COMPILED]
+        kernels = _KERNELS_SECONDS if self.on_gpu and any(by) else 0.0
+        return max(kernels, _COMPILING_SECONDS if row.compiled else 0.0)
 
     def _note(self, row: Row, outcome: Outcome) -> None:
         if not outcome.done:
@@ -276,24 +289,4 @@ def _same(planned: Any, wanted: Any) -> bool:
     return planned is None or _word(planned) == wanted
 
 
-def _long_name(row: Row) -> str:
-    return row.name if row.name == row.base else f"{row.name} alone, from {row.base}"
-
-
-def read_only(texts: list[str] | None) -> tuple[str, ...] | None:
-    """`--only amp,compile` → names of switches; raises RecipeError for one that there is not."""
-    from fasttrain.recipe.names import did_you_mean
-
-    if not texts:
-        return None
-    names = tuple(switch.name for switch in SWITCHES)
-    asked = [word.strip() for text in texts for word in text.split(",") if word.strip()]
-    wrong = [word for word in asked if word not in names]
-    if wrong:
-        raise RecipeError([f"--only {word}: there is no such switch{did_you_mean(word, names)}" for word in wrong])
-    if not asked:
-        raise RecipeError(f"--only: should name switches, such as amp,compile; there are {', '.join(names)}")
-    return tuple(asked)
-
-
-__all__ = ["Ablation", "Facts", "Row", "read_only"]
+__all__ = ["Ablation", "Facts"]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fasttrain.errors import RecipeError
+
 Facts = Mapping[str, Any]
 """The plan of the run as it is decided, with `on_gpu`, `reasons` by decision and `would_compile`."""
 
@@ -103,3 +105,19 @@ PLAIN: dict[str, Any] = {
     "acceleration.activation_checkpointing": "off",
 }
 """The baseline: a plain loop of PyTorch's, fed by as many workers as a run would have."""
+
+
+def read_only(texts: list[str] | None) -> tuple[str, ...] | None:
+    """`--only amp,compile` → names of switches; raises RecipeError for one that there is not."""
+    from fasttrain.recipe.names import did_you_mean
+
+    if not texts:
+        return None
+    names = tuple(switch.name for switch in SWITCHES)
+    asked = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    wrong = [word for word in asked if word not in names]
+    if wrong:
+        raise RecipeError([f"--only {word}: there is no such switch{did_you_mean(word, names)}" for word in wrong])
+    if not asked:
+        raise RecipeError(f"--only: should name switches, such as amp,compile; there are {', '.join(names)}")
+    return tuple(asked)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fasttrain.run_folder import write_whole
-from fasttrain.studies.ablation.ablate import FAST, PLAIN_ROW, Ablation, Row
+from fasttrain.studies.ablation.ablate import Ablation
+from fasttrain.studies.ablation.rows import FAST, PLAIN_ROW, Row
 from fasttrain.telemetry.figure_file import save_figure
 from fasttrain.wording import counted
 
@@ -107,7 +109,18 @@ def markdown(study: Ablation) -> str:
     heading, *rows = shown_rows(study)
     lines = [f"`fasttrain ablate`: {title_of(study)}", "", _line(heading), _line(["---"] * len(heading))]
     lines += [_line(row) for row in rows]
-    return "\n".join([*lines, "", caption(study), "", *(f"{sentence}  " for sentence in not_tried(study)), ""])
+    foot = [*not_tried(study), *left_out(study)]
+    return "\n".join([*lines, "", caption(study), "", *(f"{sentence}  " for sentence in foot), ""])
+
+
+def left_out(study: Ablation) -> list[str]:
+    """Which budget would have had room for all, where the time was over before."""
+    needed = study.needed()
+    if needed is None:
+        return []
+    seconds, what = needed
+    budget = f"{math.ceil(seconds / 60)}m" if seconds > 120 else f"{math.ceil(seconds / 10) * 10}s"
+    return [f"`--budget {budget}` would have had room for {what}, by what the trials took here"]
 
 
 def caption(study: Ablation) -> str:
@@ -174,6 +187,7 @@ def document(study: Ablation) -> dict[str, Any]:
         "title": title_of(study),
         "plan": {key: value for key, value in study.facts.items() if key not in ("on_gpu", "reasons")},
         "ended": study.ended,
+        "seconds_for_all": None if (needed := study.needed()) is None else needed[0],
         "rows": [
             {**record, "changed": dict(row.changed), "rates": row.rates}
             for record, row in zip(records(study), study.rows, strict=True)

@@ -19,7 +19,7 @@ from fasttrain.studies.search.pool import Pool, Worker
 from fasttrain.studies.search.processes import stale_callback
 from fasttrain.studies.search.running import Search, Wanted
 from fasttrain.studies.search.storage import network_warning, patiently
-from fasttrain.studies.search.study import Study, open_new
+from fasttrain.studies.search.study import Study, note_wanted, open_new
 from fasttrain.studies.search.study_folder import StudyFolder
 from fasttrain.studies.search.told import Told
 from fasttrain.studies.search.trial_recipe import base_recipe
@@ -97,7 +97,8 @@ def trials_wanted(study: Study, asked: int | None, tell: Callable[[Told], None])
     grid = grid_size(study.spec, study.space)
     if grid is not None and grid < count:
         tell(Told(f"the grid has {grid} combinations: {grid} trials instead of {count}"))
-        return grid
+        count = grid
+    note_wanted(study.folder, count)
     return count
 
 

@@ -123,8 +123,8 @@ _SAMPLERS: dict[str, Callable[[SamplerSpec, Mapping[str, Entry], int | None], An
 }
 
 
-def pruner_of(spec: PrunerSpec, epochs: int) -> Any:
-    """Optuna's pruner, wrapped in the patient one where there is patience."""
+def pruner_of(spec: PrunerSpec, epochs: int, every: int = 1) -> Any:
+    """Optuna's pruner, wrapped in the patient one where there is patience, which counts validations, `every` so many epochs."""
     pruners = require_optuna().pruners
     if spec.kind == "none":
         return pruners.NopPruner()
@@ -135,7 +135,7 @@ def pruner_of(spec: PrunerSpec, epochs: int) -> Any:
         inner = pruners.SuccessiveHalvingPruner(min_resource=spec.min_epochs, reduction_factor=spec.factor)
     else:
         inner = pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=spec.min_epochs - 1)
-    return pruners.PatientPruner(inner, patience=spec.patience) if spec.patience else inner
+    return pruners.PatientPruner(inner, patience=math.ceil(spec.patience / every)) if spec.patience else inner
 
 
 def spread_seed(seed: int | None, *others: int) -> int | None:

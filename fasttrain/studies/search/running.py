@@ -67,6 +67,7 @@ class Search:
         self.presence = Presence(study.folder)
         self.failure: BaseException | None = None
         self._failures = 0
+        self._ended = 0
         self._asking = threading.RLock()
         self._workers: dict[int, Worker] = {}
         self._at_work: dict[int, Any] = {}
@@ -163,7 +164,7 @@ class Search:
         worker = self.wanted.warm if slot == 0 else None
         try:
             while not self.stop.asked and self.failure is None:
-                trial = self._next() if slot == 0 or self._fits else None
+                trial = self._next() if slot == 0 or self._beside() else None
                 if trial is not None:
                     worker = self._carry_out(slot, trial, worker)
                 elif not self._at_work and self._left() <= 0:
@@ -178,6 +179,10 @@ class Search:
             if worker is not None:
                 worker.lines.send({"end": True})
                 worker.lines.close()
+
+    def _beside(self) -> bool:
+        """Whether a trial may get ready beside another: not while that one's rate alone is measured, unless it was too short."""
+        return bool(self._fits) and (self.turns.knows_alone or self._ended > 0)
 
     def _left(self) -> int:
         """How many more trials may begin: those that wait to be gone on with are among the counted."""
@@ -217,3 +222,4 @@ class Search:
         finally:
             self.turns.released(slot)
             self._at_work.pop(trial.number, None)
+            self._ended += 1

@@ -20,8 +20,13 @@ _LOOK_SECONDS = 0.05
 
 
 def main() -> None:
-    """Serves until its stdin ends."""
+    """Serves until its stdin ends; is a worker itself where the arguments name a socket and a number."""
     end_with_parent()
+    if len(sys.argv) == 3:
+        from fasttrain.studies.search.worker import work
+
+        work(sys.argv[1], int(sys.argv[2]))
+        return
     _load()
     _answer({"ready": True})
     left, children = b"", set[int]()
@@ -84,8 +89,14 @@ def _become_worker(request: dict[str, Any]) -> None:
             os.dup2(here, there)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
+        import torch
+
         from fasttrain.studies.search.worker import work
 
+        # Whatever woke CUDA up in the server, the worker need not fail of it
+        if torch.cuda._is_in_bad_fork():
+            own = "fasttrain.studies.search.server"
+            os.execv(sys.executable, [sys.executable, "-m", own, request["socket"], str(request["worker"])])
         work(request["socket"], int(request["worker"]))
         code = 0
     except BaseException:

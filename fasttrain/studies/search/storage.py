@@ -22,6 +22,8 @@ PATIENCE_SECONDS = 600.0
 HEARTBEAT_SECONDS = 15
 GRACE_SECONDS = 90
 """Without a heartbeat, after which a trial on a database counts as dead."""
+_MAKING_SECONDS = 30.0
+"""For which processes that begin at once may be in each other's way while one makes the tables of a database."""
 _DRIVERS = {"postgresql": "psycopg", "postgres": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 _PASSWORD = re.compile(r"(://[^:/@]*):[^@]*@")
 Found = TypeVar("Found")
@@ -106,26 +108,38 @@ def open_storage(place: Place, stale: Callable[[Any, Any], None] | None = None) 
             raise StorageError(
                 f"{place.path.parent} cannot be made: {error.strerror}; choose another --storage"
             ) from error
-    try:
-        if place.kind == JOURNAL:
-            backend = optuna.storages.journal.JournalFileBackend(place.url)
-            return optuna.storages.JournalStorage(backend)
-        settings: dict[str, Any] = {"pool_pre_ping": True}
-        if place.kind == SQLITE:
-            settings["connect_args"] = {"timeout": BUSY_SECONDS}
-        return optuna.storages.RDBStorage(
-            place.url,
-            engine_kwargs=settings,
-            heartbeat_interval=HEARTBEAT_SECONDS,
-            grace_period=GRACE_SECONDS,
-            heartbeat_stale_trial_callback=stale,
-        )
-    except ImportError as error:
-        raise MachineError(
-            f"--storage {place.shown}: its driver is not installed ({error}): pip install 'fasttrain[search]'"
-        ) from error
-    except Exception as error:
-        raise _unusable(place, error) from error
+    began = time.monotonic()
+    while True:
+        try:
+            return _opened(optuna, place, stale)
+        except ImportError as error:
+            raise MachineError(
+                f"--storage {place.shown}: its driver is not installed ({error}): pip install 'fasttrain[search]'"
+            ) from error
+        except Exception as error:
+            if not _made_twice(error) or time.monotonic() - began > _MAKING_SECONDS:
+                raise _unusable(place, error) from error
+            time.sleep(0.3)
+
+
+def _opened(optuna: Any, place: Place, stale: Callable[[Any, Any], None] | None) -> Any:
+    if place.kind == JOURNAL:
+        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(place.url))
+    settings: dict[str, Any] = {"pool_pre_ping": True}
+    if place.kind == SQLITE:
+        settings["connect_args"] = {"timeout": BUSY_SECONDS}
+    return optuna.storages.RDBStorage(
+        place.url,
+        engine_kwargs=settings,
+        heartbeat_interval=HEARTBEAT_SECONDS,
+        grace_period=GRACE_SECONDS,
+        heartbeat_stale_trial_callback=stale,
+    )
+
+
+def _made_twice(error: BaseException) -> bool:
+    """Whether another process made the tables of a new database at this very moment: they are there a moment later."""
+    return any("already exists" in str(one) or "UniqueViolation" in type(one).__name__ for one in _chain(error))
 
 
 def patiently(place: Place, ask: Callable[[], Found], waiting: Callable[[str], None] = lambda text: None) -> Found:
@@ -138,8 +152,10 @@ def patiently(place: Place, ask: Callable[[], Found], waiting: Callable[[str], N
         try:
             return ask()
         except Exception as error:
-            if not _of_the_storage(error) or time.monotonic() - began > PATIENCE_SECONDS:
-                raise _unusable(place, error) if _of_the_storage(error) else error from error
+            if not _of_the_storage(error):
+                raise
+            if time.monotonic() - began > PATIENCE_SECONDS:
+                raise _unusable(place, error) from error
             if not told:
                 waiting(f"the study's storage does not answer ({_first_line(error)}); it is asked again")
                 told = True

@@ -97,7 +97,9 @@ def open_new(
             study_name=name,
             storage=storage,
             sampler=sampler,
-            pruner=optuna.pruners.NopPruner() if several else pruner_of(spec.pruner, epochs),
+            pruner=optuna.pruners.NopPruner()
+            if several
+            else pruner_of(spec.pruner, epochs, base.recipe.validation.every),
             load_if_exists=True,
             **settings,
         ),
@@ -114,6 +116,11 @@ def open_new(
     with write_whole(folder.base) as stream:
         stream.write(base.as_yaml().encode())
     return Study(folder, place, found, name, spec, space, base.recipe)
+
+
+def note_wanted(folder: StudyFolder, trials: int) -> None:
+    """How many trials were asked for last, for whoever looks."""
+    write_json(folder.record, {**read_record(folder.record, _KEYS), "trials": trials})
 
 
 def _check_bound(then: Any, now: dict[str, Any], name: str, folder: StudyFolder) -> None:

@@ -52,6 +52,11 @@ class Turns:
         """How many may train at once now."""
         return self._capacity
 
+    @property
+    def knows_alone(self) -> bool:
+        """Whether nothing is left to be measured of a trial alone on the device."""
+        return self.decided is not None or self._alone is not None
+
     def ready(self, slot: int, go: Callable[[], None]) -> None:
         """A trial has taken its first step; `go` is called when it may train on."""
         with self._lock:
