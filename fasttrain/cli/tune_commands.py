@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.tune_study import TuneStudy
 from fasttrain.errors import RecipeError
 from fasttrain.machine.hardware import wants_gpu
-from fasttrain.machine.place import place
 from fasttrain.recipe import resolve
 
 if TYPE_CHECKING:
@@ -93,7 +91,9 @@ def tune_batch_command(
     """
     resolved = resolve(recipe, list(assignments or []))
     wants_gpu(device)
-    options = _options(resolved, prefer, margin, sizes, trials, budget, trial_time, _ranks(gpus, device))
+    options = _options(
+        resolved, prefer, margin, sizes, trials, budget, trial_time, 1 if gpus is None else count_of(gpus, device)
+    )
     command = TuneStudy(resolved, data, run, device, options, json, wide=False)
     with stop_on_signals() as stop:
         return command.study(stop)
@@ -162,7 +162,7 @@ def tune_command(
     resolved = resolve(recipe, sets) if fold is None else resolve_fold(recipe, sets, fold)
     limits.check_score(resolved.recipe.task_facts)
     wants_gpu(device)
-    ranks = _ranks(gpus, device)
+    ranks = 1 if gpus is None else count_of(gpus, device)
     if ranks > 1 and not no_train:
         name = shlex.quote(recipe)
         raise RecipeError(
@@ -182,19 +182,6 @@ def tune_command(
     with stop_on_signals() as stop:
         code = command.study(stop, told=no_train)
         return code if code or no_train else command.train(stop, limits)
-
-
-def _ranks(gpus: str | None, device: str) -> int:
-    """How many ranks measure together. Raises MachineError where there are too few GPUs, RecipeError for a value that can be none
-    and where a launcher has started this process as one of several: each would measure for itself, on the others' devices.
-    """
-    seat = place(os.environ)
-    if not seat.alone:
-        raise RecipeError(
-            f"this is one of {seat.ranks} ranks that a launcher has started, and a measurement starts its own: give the command "
-            f"without the launcher, with --gpus {seat.local_ranks}"
-        )
-    return 1 if gpus is None else count_of(gpus, device)
 
 
 def _options(

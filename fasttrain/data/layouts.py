@@ -16,6 +16,7 @@ from fasttrain.data.sources import FoundCases, look_for_cases
 from fasttrain.data.sources.dataset_json import channel_table, label_values, read_dataset_json
 from fasttrain.data.sources.dicom import holds_dicom, modality_of, structure_names
 from fasttrain.data.sources.found import describe_files
+from fasttrain.data.sources.openkbp import looks_like_openkbp
 from fasttrain.data.volume_files import read_header
 from fasttrain.errors import DataError
 from fasttrain.recipe.data_spec import DataSpec, DecathlonSource, DicomSource, FoldersSource, NnunetSource, SourceSpec
@@ -85,6 +86,11 @@ def look_at_layout(root: Path) -> Layout:
     pattern = find_pattern(root)
     if pattern is None or pattern.in_one_below:
         _refuse_several(root)
+    if pattern is None and looks_like_openkbp(root):
+        raise DataError(
+            f"{root} looks like OpenKBP, which has a recipe of its own: name it by --recipe openkbp, or change a copy of it "
+            "(`fasttrain recipes copy openkbp`)"
+        )
     if pattern is None:
         raise DataError(f"{root} has no layout that is known: looked for {_LOOKED_FOR}; found {describe_files(root)}")
     return _folders(root, document, pattern)

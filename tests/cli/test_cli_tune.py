@@ -222,15 +222,6 @@ def test_more_gpus_than_there_are(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_launcher_is_no_way_to_measure_with_several(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    assert Folder(tmp_path, tmp_path).here("tune-batch", "-r", "demo", tiny=False) == 2
-    assert "give the command without the launcher, with --gpus 2" in capsys.readouterr().err
-
-
 def test_two_ranks_measure_and_what_they_found_is_for_two(
     tmp_path: Path, phantoms: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

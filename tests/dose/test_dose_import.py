@@ -11,6 +11,7 @@ import pytest
 from dose_patients import write_patient
 from small_machine import run_with
 
+from fasttrain.data.layouts import recognise
 from fasttrain.data.openkbp import STRUCTURES, read_patient
 from fasttrain.data.openkbp_import import import_openkbp
 from fasttrain.data.sources.openkbp import every_patient
@@ -85,3 +86,14 @@ def test_an_import_onto_a_full_disk_says_what_is_there(tmp_path: Path) -> None:
     assert "the 2 patients of 4 written before are whole and stay" in done.stderr
     assert "4 of 4 patients" not in done.stderr
     assert done.stdout.strip() == "['pt_1.npz', 'pt_2.npz']"
+
+
+def test_a_set_without_a_recipe_is_told_which_one_it_has(patients: Path, tmp_path: Path) -> None:
+    import_openkbp(patients, tmp_path / "compact")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "weights.npz").write_bytes(b"PK")
+    for root in (patients, tmp_path / "compact"):
+        with pytest.raises(DataError, match="looks like OpenKBP.*--recipe openkbp"):
+            recognise(root)
+    with pytest.raises(DataError, match="has no layout that is known"):
+        recognise(tmp_path / "other")

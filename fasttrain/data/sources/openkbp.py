@@ -79,6 +79,14 @@ def every_patient(root: Path) -> tuple[Case, ...]:
     return tuple(cases)
 
 
+def looks_like_openkbp(root: Path) -> bool:
+    """Whether there is a patient under `root`, of whom at least one file has a name that only OpenKBP gives."""
+    try:
+        return any(not is_compact(case) or case.name.startswith("pt_") for case in _patients_in(root))
+    except DataError:
+        return False
+
+
 def patient_at(path: Path) -> Case | None:
     """The patient that a folder or file is; None where it is none."""
     if path.is_dir():
