@@ -132,6 +132,7 @@ class _Launch:
         self._notes = OwnLauncher(os.getpid(), Path(tempfile.mkdtemp(prefix="fasttrain-ranks-")))
         self._first_at = 0.0
         self._asked: int | None = None
+        self._begun = False
         self._ended: list[Any] = []
 
     def run(self) -> int:
@@ -194,6 +195,7 @@ class _Launch:
             **{name: value for name, value in later.items() if name in known},
         )
         if self._asked is None:
+            self._begun = True
             launch_agent(config, sys.executable, ["-m", "fasttrain", *_without_option(SEVERAL.given)])
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
@@ -212,8 +214,12 @@ class _Launch:
 
     def _code(self) -> int:
         error = self._ended[0] if self._ended else None
+        if error is None and (self._begun or self._asked is None):
+            return 0
         if error is None:
-            return 0 if self._asked is None else self._stopped()
+            name = "Ctrl-C" if self._asked == signal.SIGINT else signal.Signals(self._asked or signal.SIGTERM).name
+            print(f"fasttrain: stopped by {name}", file=sys.stderr)
+            return self._stopped()
         failures = getattr(error, "failures", None)
         if not failures:
             raise MachineError(

@@ -3,8 +3,8 @@
 python scripts/bench/several_gpus.py --recipe spleen --data DIR --gpus 1,2 --repeats 2 --set acceleration.amp=fp16
 python scripts/bench/several_gpus.py --recipe hippocampus-fast --data DIR --gpus 1,4 --whole      # time to a Dice
 
-Without --whole every epoch has as many steps on each number of GPUs (the batch of a GPU stays), nothing is validated before the
-last epoch, and the rate is the median over the epochs after the first. With --whole the recipe runs as it is: seconds from process
+Without --whole every epoch has as many steps on each number of GPUs (the batch of a GPU stays), nothing is validated before
+the last epoch, and the rate is the median over the epochs after the first. With --whole the recipe runs as it is: seconds from process
 start to the score, and the score.
 """
 
@@ -66,7 +66,18 @@ def _trained(given: argparse.Namespace, count: int, run: Path) -> dict[str, Any]
             "output.plots=false",
             "output.pictures=off",
         ]
-    command = [sys.executable, "-m", "fasttrain", "train", "--recipe", given.recipe, "--data", given.data, "--run", str(run)]
+    command = [
+        sys.executable,
+        "-m",
+        "fasttrain",
+        "train",
+        "--recipe",
+        given.recipe,
+        "--data",
+        given.data,
+        "--run",
+        str(run),
+    ]
     command += ["--gpus", str(count)]
     command += [f"--set={text}" for text in sets]
     began = time.time()

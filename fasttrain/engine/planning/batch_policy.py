@@ -90,8 +90,8 @@ def told_of_ranks(before: ResolvedRecipe, after: ResolvedRecipe, ranks: int) -> 
     rates = [one.recipe.optimizer.learning_rate for one in (before, after)]
     rate = f"stays at {rates[0]:g}" if rates[0] == rates[1] else f"{rates[0]:g} → {rates[1]:g}"
     told = (
-        f"{ranks} ranks × {counted(now.batch_size, 'patch', 'patches')}{passes} = {ranks * now.batch_size * now.accumulate} a step"
-        f"; the learning rate {rate} (training.batch_policy: {then.batch_policy})"
+        f"{ranks} ranks × {counted(now.batch_size, 'patch', 'patches')}{passes} = {ranks * now.batch_size * now.accumulate} a "
+        f"step; the learning rate {rate} (training.batch_policy: {then.batch_policy})"
     )
     if then.iterations_per_epoch != now.iterations_per_epoch:
         told += f"; {then.iterations_per_epoch} → {now.iterations_per_epoch} steps an epoch, for as many samples"
