@@ -77,6 +77,8 @@ class DataParallel:
         device = next(network.parameters()).device
         # Steps run on a stream of their own before one is recorded; the recorded ones, which are nearly all, know no streams
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
+        # Of filters of one voxel, whose strides channels-last leaves open: their few gradients are copied
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # On a stream of its own, as torch asks for where steps are recorded
         with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():

@@ -62,8 +62,8 @@ def disagreement(scored: dict[str, Any], data: Path, out: Path) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path)
+    parser.add_argument("--data", type=lambda text: Path(text).absolute(), required=True)
+    parser.add_argument("--work", type=lambda text: Path(text).absolute())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--least", type=float)
     parser.add_argument("--set", action="append", default=[], help="further values of the recipe")

@@ -53,8 +53,8 @@ def command(*arguments: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path)
+    parser.add_argument("--data", type=lambda text: Path(text).absolute(), required=True)
+    parser.add_argument("--work", type=lambda text: Path(text).absolute())
     parser.add_argument("--epochs", type=int, default=24)
     arguments = parser.parse_args()
     work = arguments.work or Path(tempfile.mkdtemp(prefix="openkbp-"))

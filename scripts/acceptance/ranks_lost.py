@@ -2,8 +2,8 @@
 
     python scripts/acceptance/ranks_lost.py [--only WORD] [--ranks 2]
 
-Each way is tried with `fasttrain train --gpus N` and with torchrun, on the CPU. After each no rank may be left, the run's
-`summary.json` must say how it ended, and where something was saved `fasttrain resume` must go on with it.
+Each way is tried with `fasttrain train --gpus N` and with torchrun, on the CPU, or on GPUs with RANKS_LOST_DEVICE=cuda. After
+each no rank may be left, and the run's `summary.json` must say how it ended.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MOST_SECONDS = 60.0
+DEVICE = os.environ.get("RANKS_LOST_DEVICE", "cpu")
 SETTINGS = [
     "data.source.cases=6",
     "data.split.validation=2",
@@ -45,7 +46,7 @@ class Way:
 
     def __init__(self, base: Path, name: str, ranks: int, own: bool, sets: tuple[str, ...] = ()) -> None:
         self.run = base / f"{name}-{'gpus' if own else 'torchrun'}".replace(" ", "-")
-        words = ["train", "--recipe", "demo", "--data", str(base / "data"), "--run", str(self.run), "--device", "cpu"]
+        words = ["train", "--recipe", "demo", "--data", str(base / "data"), "--run", str(self.run), "--device", DEVICE]
         words += [part for setting in (*SETTINGS, *sets) for part in ("--set", setting)]
         launcher = [
             sys.executable,

@@ -50,8 +50,8 @@ def dice(prediction: np.ndarray, label: np.ndarray) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path)
+    parser.add_argument("--data", type=lambda text: Path(text).absolute(), required=True)
+    parser.add_argument("--work", type=lambda text: Path(text).absolute())
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     work = arguments.work or Path(tempfile.mkdtemp(prefix="slices-"))

@@ -1,11 +1,11 @@
 """Trains a recipe on one GPU and on several of one host, in turns in one call, and prints steady patches/s and their ratio.
 
 python scripts/bench/several_gpus.py --recipe spleen --data DIR --gpus 1,2 --repeats 2 --set acceleration.amp=fp16
-python scripts/bench/several_gpus.py --recipe hippocampus-fast --data DIR --gpus 1,4 --whole      # time to a Dice
+python scripts/bench/several_gpus.py --recipe hippocampus-fast --data DIR --gpus 1,4 --whole
 
 Without --whole every epoch has as many steps on each number of GPUs (the batch of a GPU stays), nothing is validated before
-the last epoch, and the rate is the median over the epochs after the first. With --whole the recipe runs as it is: seconds from process
-start to the score, and the score.
+the last epoch, and the rate is the median over the epochs after the first. With --whole the recipe runs as it is: seconds from
+process start to the score, and the score.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -161,7 +162,8 @@ def _ended(failures: dict[int, int], **notes: object) -> launching._Launch:
     return launch
 
 
-def test_the_end_of_the_ranks_is_that_of_the_command() -> None:
+def test_the_end_of_the_ranks_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert _ended({2: 5, 0: 3})._code() == 3
     assert _ended({2: 5, 1: 6}, said=True)._code() == 6
     with pytest.raises(
