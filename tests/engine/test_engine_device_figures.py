@@ -29,7 +29,7 @@ def on_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's device is the second card of the driver, which CUDA_VISIBLE_DEVICES makes torch's first."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     bare = fake_cards.SECOND.removeprefix("GPU-")
-    monkeypatch.setattr(preparing, "survey", lambda setting: replace(survey(setting), gpu_uuid=bare))
+    monkeypatch.setattr(preparing, "survey", lambda setting, seat=None: replace(survey(setting), gpu_uuid=bare))
 
 
 def test_the_figures_are_of_the_card_that_the_run_uses(
