@@ -66,23 +66,25 @@ def without_half_pairs(document: str) -> str:
     return document if document.isascii() else _HALF_PAIR.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
 
 
-def read_record(path: Path, needed: Mapping[str, type]) -> dict[str, Any]:
+def read_record(
+    path: Path, needed: Mapping[str, type], mend: str = "begin anew with `fasttrain train`"
+) -> dict[str, Any]:
     """A JSON document of a run with the keys (dotted where they lie deeper) and types that `needed` names.
 
-    Raises StorageError that names the file and what it lacks.
+    Raises StorageError that names the file and what it lacks, and says how to mend it.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is damaged: it is no JSON document; begin anew with `fasttrain train`") from error
+        raise StorageError(f"{path} is damaged: it is no JSON document; {mend}") from error
     for key, kind in needed.items():
         value: Any = record
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if not isinstance(value, kind):
-            raise StorageError(f"{path} is damaged: it has no proper {key!r}; begin anew with `fasttrain train`")
+            raise StorageError(f"{path} is damaged: it has no proper {key!r}; {mend}")
     return dict(record)
 
 

@@ -34,7 +34,7 @@ def watch_study(folder: StudyFolder, once: bool, every: float, json: bool) -> in
         return EXIT_DONE
     told: Any = None
     told_at = -_HEARTBEAT_SECONDS
-    while (found := _read(kept))["states"]["running"]["count"]:
+    while (found := _read(kept))["states"]["running"]["count"] > len(found["dead"]):
         now = {state: one["count"] for state, one in found["states"].items()}
         if now != told or time.monotonic() - told_at >= _HEARTBEAT_SECONDS:
             print(short_rows(found), flush=True)

@@ -18,6 +18,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("study", f"{found['name']} in {found['study']}"),
         ("storage", found["storage"]),
         ("trials", f"{found['trials']}{wanted}: {_states(found)}"),
+        ("dead", _dead(found)),
         ("gone on with", counted(found["gone_on_with"], "interrupted or dead trial") if found["gone_on_with"] else ""),
         ("pruning", _pruning(found)),
         ("memory", counted(found["out_of_memory"], "trial") + " ran out of it" if found["out_of_memory"] else ""),
@@ -51,6 +52,14 @@ def _states(found: dict[str, Any]) -> str:
             mean = "" if one["mean_seconds"] is None else f", {duration_text(one['mean_seconds'])} on average"
             parts.append(f"{one['count']} {state} ({one['share']:.0%}{mean})")
     return "; ".join(parts) or "none yet"
+
+
+def _dead(found: dict[str, Any]) -> str:
+    numbers = ", ".join(map(str, found["dead"]))
+    trials = "trial" if len(found["dead"]) == 1 else "trials"
+    return (
+        f"{trials} {numbers}, of a search that was killed; the same command again goes on from there" if numbers else ""
+    )
 
 
 def _pruning(found: dict[str, Any]) -> str:

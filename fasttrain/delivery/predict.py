@@ -18,6 +18,7 @@ from fasttrain.data.writing import write_label
 from fasttrain.delivery.done_before import DoneBefore
 from fasttrain.delivery.predict_dose import predict_doses
 from fasttrain.delivery.predictions import Predictions, make_folder_of
+from fasttrain.delivery.room import refuse_beyond_memory
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.delivery.window_memory import fit_windows, with_fewer_windows
 from fasttrain.engine.failures import explaining
@@ -142,6 +143,7 @@ def _predict_case(
 ) -> None:
     if harm := _harm(case, path):
         raise DataError(f"{path}: the prediction would overwrite {harm}; name another folder")
+    refuse_beyond_memory(case, run.recipe)
     with explaining(run.recipe):
         sample = preprocess.as_sample(preprocess(case))
         class_map = with_fewer_windows(run, lambda: run.predictor.class_map(sample, True, told), warn).cpu().numpy()

@@ -63,7 +63,7 @@ def _sentence(item: Any, path: Path, raw: Any, root: type[BaseModel]) -> str:
     if kind == "missing":
         return "is missing"
     if kind == "union_tag_not_found":
-        return f"needs a `kind`: one of {_tags(context)}"
+        return f"needs a `kind`: one of {', '.join(_kinds_at(path, root))}"
     if kind == "union_tag_invalid":
         names = [name.strip(" '") for name in str(context["expected_tags"]).split(",")]
         return f"there is no kind {context['tag']!r}{did_you_mean(str(context['tag']), names)}"
@@ -98,8 +98,11 @@ def _only_near(name: str, names: list[str]) -> str:
     return hint if "did you mean" in hint else ""
 
 
-def _tags(context: Mapping[str, Any]) -> str:
-    return str(context.get("expected_tags", context.get("discriminator", "")))
+def _kinds_at(path: Path, root: type[BaseModel]) -> list[str]:
+    """The kinds that the section at `path` can have, also where it is an entry under a key of the user's own."""
+    models = _models_at(path, root) or _models_at(path[:-1], root)
+    fields = [model.model_fields["kind"] for model in models if "kind" in model.model_fields]
+    return [str(kind) for field in fields for kind in typing.get_args(field.annotation)]
 
 
 def fields_at(path: Path, raw: Any, root: type[BaseModel]) -> list[str]:

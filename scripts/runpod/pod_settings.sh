@@ -58,8 +58,10 @@ run_named() {
 
 # Whether the background training of a run is alive: its first line is its process, and that still is one of ours.
 is_training() {
-  local process
+  local process command
   [[ -f "$1" ]] || return 1
   read -r process <"$1" || return 1
-  [[ "$process" =~ ^[0-9]+$ ]] && tr '\0' ' ' 2>/dev/null <"/proc/$process/cmdline" | grep -q keep_training
+  [[ "$process" =~ ^[0-9]+$ ]] || return 1
+  command="$(tr '\0' ' ' 2>/dev/null <"/proc/$process/cmdline")" || return 1
+  [[ "$command" == *keep_training* ]]
 }

@@ -12,10 +12,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from monai.bundle import verify_metadata
 
 from fasttrain.cli.main import run as command_line
 from fasttrain.delivery.export import EXPORTS, export, exported, onnx_file, torchscript
 from fasttrain.delivery.export.agreement import TOLERANCE
+from fasttrain.delivery.export.bundle_configs import metadata
 from fasttrain.delivery.export.plain import open_plain, real_windows, sample_of
 from fasttrain.engine.run import RunResult, train
 from fasttrain.errors import DataError, MachineError, RecipeError, StorageError
@@ -42,6 +44,18 @@ def test_a_file_answers_as_the_network_does(whole_run: RunResult, tmp_path: Path
     found = OPENED[format](done.path)(windows)
     assert torch.allclose(found, model.network(windows), atol=1e-3)
     assert float(found.std()) > 0.01
+
+
+@pytest.mark.parametrize("format", ["torchscript", "exported", pytest.param("onnx", marks=NEEDS_ONNX)])
+def test_a_full_disk_is_told_and_does_not_end_the_process(
+    whole_run: RunResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, format: str
+) -> None:
+    full, module = Path("/dev/full"), EXPORTS[format].module
+    write = module.write
+    monkeypatch.setattr(module, "write", lambda model, path: write(model, full))
+    with pytest.raises(StorageError, match="No space left on device; name another with --out"):
+        export(whole_run.run, format, tmp_path / "model", None, False, silent)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_the_file_means_lies_in_it(whole_run: RunResult, tmp_path: Path) -> None:
@@ -73,6 +87,58 @@ def test_a_bundle_runs_by_monais_own_command(whole_run: RunResult, phantoms: Pat
     assert set(np.unique(expected)) == {0, 1, 2}
     assert (np.asarray(found.dataobj) != expected).mean() < 1e-3
     assert not torch.load(done.path / "models/model.pt", weights_only=True).keys() ^ model.network.state_dict().keys()
+
+
+TEXT, OBJECT, LIST = {"type": "string"}, {"type": "object"}, {"type": "array"}
+TENSOR = {"type": TEXT, "format": TEXT, "num_channels": {"type": "integer"}, "dtype": TEXT}
+TENSOR |= {
+    "spatial_shape": LIST | {"items": {"type": ["string", "integer"]}},
+    "value_range": LIST | {"items": {"type": "number"}},
+}
+TENSORS = {"type": "object", "additionalProperties": {"properties": TENSOR, "required": list(TENSOR)}}
+IN_AND_OUT = {
+    "type": "object",
+    "properties": {"inputs": TENSORS, "outputs": TENSORS},
+    "required": ["inputs", "outputs"],
+}
+REQUIRED = (
+    "schema",
+    "version",
+    "monai_version",
+    "pytorch_version",
+    "numpy_version",
+    "task",
+    "description",
+    "authors",
+    "copyright",
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(
+            (*REQUIRED, "data_type", "image_classes", "label_classes", "pred_classes", "intended_use"), TEXT
+        ),
+        **dict.fromkeys(("changelog", "required_packages_version", "supported_apps"), OBJECT),
+        "network_data_format": IN_AND_OUT,
+    },
+    "required": [*REQUIRED, "required_packages_version", "network_data_format"],
+}
+"""What MONAI's schema of 25 July 2024 asks of a bundle's description; the file itself lies where `metadata.json` says."""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jsonschema") is None, reason="needs jsonschema")
+def test_a_bundles_description_holds_by_monais_schema(whole_run: RunResult, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    description = metadata(open_plain(whole_run.run, None))
+    given = {"meta_file": str(tmp_path / "metadata.json"), "filepath": str(tmp_path / "schema.json")}
+    (tmp_path / "metadata.json").write_text(json.dumps(description))
+    verify_metadata(**given)
+    for key in ("authors", "network_data_format"):
+        (tmp_path / "metadata.json").write_text(
+            json.dumps({name: of for name, of in description.items() if name != key})
+        )
+        with pytest.raises(ValueError, match=f"'{key}' is a required property"):
+            verify_metadata(**given)
 
 
 @NEEDS_BUNDLE

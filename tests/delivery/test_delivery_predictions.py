@@ -143,3 +143,18 @@ def test_memory_that_runs_out_halves_the_windows(whole_run: RunResult) -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         with_fewer_windows(run, never, told.append)
+
+
+def test_a_spacing_beyond_all_memory_costs_only_its_own_case(whole_run: RunResult, given: Path, tmp_path: Path) -> None:
+    first, second = sorted(given.iterdir())[:2]
+    image = nib.load(first)
+    values, affine = np.asarray(image.dataobj, dtype=np.float32), image.affine.copy()
+    nib.save(nib.Nifti1Image(values[:8, :8, :8], affine @ np.diag([1e5, 1e5, 1e5, 1.0])), first)
+    found = predict(open_run(whole_run.run, "cpu"), given, tmp_path / "out", silent, StopRequest())
+    (fault,) = found.faults
+    assert str(first) in fault
+    assert "mend the spacing in its header" in fault
+    assert second.name in {path.name for path in found.written}
+    # The same voxels with a sound spacing are taken
+    nib.save(nib.Nifti1Image(values[:8, :8, :8], affine), first)
+    assert not predict(open_run(whole_run.run, "cpu"), given, tmp_path / "out", silent, StopRequest()).faults

@@ -56,12 +56,12 @@ def test_a_job_of_several_nodes_is_requeued_at_its_time_limit_alone(
     words = ["bash", job, "--run", "/runs/first", "--recipe", "demo"]
     process = subprocess.Popen(words, **place.options(environ))
     if number is not None:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not (place.log / "waiting").exists():
             assert time.monotonic() < until
             time.sleep(0.02)
         process.send_signal(number)
-    assert process.wait(timeout=20) == ended
+    assert process.wait(timeout=60) == ended
     assert place.calls("scontrol") == requeued
     (call,) = place.calls("srun")
     torchrun, _, command = call.partition(" -m -- fasttrain ")

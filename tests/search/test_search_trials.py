@@ -1,5 +1,8 @@
 """Trials of a study: counted, pruned, failed, lowered, dead and gone on with, by workers that only say what they are told."""
 
+import fcntl
+import os
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -7,8 +10,10 @@ from pathlib import Path
 import pytest
 from search_parts import MadePool, ended, epoch, made_search, recipe_with, states
 
+from fasttrain.cli.search_text import rows_of
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import MachineError, RecipeError, StorageError
+from fasttrain.studies.search.pool import remove_left
 from fasttrain.studies.search.processes import Presence, go_on_with
 from fasttrain.studies.search.standing import standing_of
 from fasttrain.studies.search.study import counted_trials, open_kept
@@ -242,3 +247,58 @@ def test_on_a_gpu_the_next_trial_gets_ready_beside_where_both_have_room(
     assert states(search) == ["COMPLETE"] * 5
     assert pool.workers == workers
     assert any("there is no room" in one for one in told) == (workers == 1)
+
+
+def test_a_folder_holds_one_study_and_no_trial_takes_the_run_of_another(tmp_path: Path) -> None:
+    pool = MadePool(lambda task: [ended()])
+    folder = tmp_path / "s"
+    made_search(folder, pool)
+    with pytest.raises(RecipeError, match=r"--name other: .* holds study demo; go on with that by --name demo"):
+        made_search(folder, pool, name="other")
+    (folder / "trial-0000").mkdir()
+    search, _ = made_search(folder, pool, trials=2)
+    search.run()
+    assert [Path(task["run"]).name for task in pool.tasks] == ["trial-0000-2", "trial-0001"]
+
+
+def test_a_study_whose_storage_or_record_is_gone_is_not_begun_anew_over_its_trials(tmp_path: Path) -> None:
+    folder, pool = tmp_path / "s", MadePool(lambda task: [ended()])
+    made_search(folder, pool)
+    kept = (folder / "journal.log").read_bytes()
+    (folder / "journal.log").unlink()
+    with pytest.raises(StorageError, match=r"journal.log, where study demo is stored, is gone; bring it back"):
+        made_search(folder, pool)
+    (folder / "journal.log").write_bytes(kept)
+    made_search(folder, pool)
+    (folder / "study.json").write_text("{")
+    with pytest.raises(
+        StorageError, match=r"study.json is damaged: it is no JSON document; bring it back, or name another --f"
+    ):
+        made_search(folder, pool)
+
+
+def test_a_trial_left_running_by_a_killed_search_is_told_as_dead(tmp_path: Path) -> None:
+    search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]))
+    folder = search.study.folder
+    for name in (f"{os.uname().nodename}-1-gone", "elsewhere-1-abc"):
+        search.study.optuna.ask().set_user_attr("process", name)
+    found = standing_of(open_kept(folder))
+    assert found["states"]["running"]["count"] == 2
+    assert found["dead"] == [0]
+    assert ("dead", "trial 0, of a search that was killed; the same command again goes on from there") in rows_of(found)
+
+
+def test_folders_of_sockets_that_killed_searches_left_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, living, young = (tmp_path / f"fasttrain-search-{name}" for name in ("left", "living", "young"))
+    for place in (left, living, young):
+        place.mkdir()
+        (place / "lock").write_bytes(b"")
+        if place != young:
+            os.utime(place, (0, 0))
+    with open(living / "lock", "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        remove_left()
+    assert sorted(tmp_path.iterdir()) == [living, young]

@@ -1,6 +1,7 @@
 """`profile`: what is concluded from given figures, its parts on a real run, the command, and what it refuses."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fasttrain.studies.choice import of_ceiling
 from fasttrain.studies.profiling import nsys
 from fasttrain.studies.profiling.cards import CARDS, Parted, card_named, project, project_counted, read_prices
 from fasttrain.studies.profiling.kernels import breakdown, covered, kind_of
+from fasttrain.studies.profiling.marks import unmarked_errors
 from fasttrain.studies.profiling.parts import PartTimes
 from fasttrain.studies.profiling.verdict import (
     Evidence,
@@ -164,6 +166,16 @@ def test_a_step_of_convolutions_is_seen_as_that(tmp_path: Path) -> None:
     assert max(found.kinds, key=lambda kind: found.kinds[kind]) == "conv"
     assert sum(found.kinds.values()) + found.idle == pytest.approx(found.whole, rel=0.05)
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_the_profilers_marks_are_left_out_and_its_errors_are_not(capfd: pytest.CaptureFixture[str]) -> None:
+    breakdown(lambda: torch.ones(3).sum(), steps=1, on_gpu=False)
+    assert capfd.readouterr().err == ""
+    with unmarked_errors():
+        os.write(2, b"USDT:2026-01-01 profiler_start\nERROR:2026-01-01 CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n")
+    assert capfd.readouterr().err == "ERROR:2026-01-01 CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n"
+    os.write(2, b"USDT: as it was before\n")
+    assert capfd.readouterr().err == "USDT: as it was before\n"
 
 
 def test_a_part_counts_without_the_parts_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,10 @@ def write(model: PlainModel, path: Path) -> None:
         (path / name).mkdir(parents=True)
     _write_json(path / "configs/metadata.json", metadata(model))
     _write_json(path / "configs/inference.json", inference(model, definition))
-    torch.save({key: value.contiguous() for key, value in model.network.state_dict().items()}, path / "models/model.pt")
+    whole = io.BytesIO()
+    torch.save({key: value.contiguous() for key, value in model.network.state_dict().items()}, whole)
+    # torch's own writing of files ends the process where the disk is full
+    (path / "models/model.pt").write_bytes(whole.getbuffer())
     (path / "docs/README.md").write_text(_readme(model), encoding="utf-8")
 
 
@@ -152,4 +155,9 @@ maps to {MOST_DIFFERING:.1%} of the foreground.
     pip install monai nibabel pytorch-ignite fire
     python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
       --dataset_dir IMAGES --output_dir OUT
+
+`pip install jsonschema`, then check the description against MONAI's schema, which is fetched to the file named
+by --filepath; one that lies there already is used as it is, without a network:
+
+    python -m monai.bundle verify_metadata --meta_file configs/metadata.json --filepath schema.json
 """

@@ -46,7 +46,7 @@ def metadata(model: PlainModel) -> dict[str, Any]:
         "name": recipe.name,
         "task": f"{recipe.name} segmentation",
         "description": f"{recipe.network.kind} that segments {', '.join(recipe.data.scored_names)}",
-        "authorship": f"trained with fasttrain {__version__}",
+        "authors": f"trained with fasttrain {__version__}",
         "copyright": "",
         "data_source": recipe.data.source.kind,
         "data_type": "nibabel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -23,12 +24,16 @@ def write(model: PlainModel, path: Path) -> None:
         program = torch.export.export(
             model.network, (model.example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},)
         )
-        torch.export.save(program, str(path), extra_files={DESCRIPTION: json.dumps(model.described())})
+        whole = io.BytesIO()
+        torch.export.save(program, whole, extra_files={DESCRIPTION: json.dumps(model.described())})
+    # torch's own writing of files ends the process where the disk is full
+    path.write_bytes(whole.getbuffer())
 
 
 def opened(path: Path) -> Callable[[Tensor], Tensor]:
     """The network in the file."""
-    network: Callable[[Tensor], Tensor] = torch.export.load(str(path)).module()
+    # Of a name that does not end in .pt2 torch warns that it cannot load it, and loads it
+    network: Callable[[Tensor], Tensor] = torch.export.load(io.BytesIO(path.read_bytes())).module()
     return network
 
 

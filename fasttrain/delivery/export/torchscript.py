@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -23,7 +24,10 @@ def write(model: PlainModel, path: Path) -> None:
         # Shapes are asked for on the way, and are those of a patch in any case
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(model.network, model.example, check_trace=False)
-        torch.jit.save(traced, str(path), _extra_files={DESCRIPTION: json.dumps(model.described())})
+        whole = io.BytesIO()
+        torch.jit.save(traced, whole, _extra_files={DESCRIPTION: json.dumps(model.described())})
+    # torch's own writing of files ends the process where the disk is full
+    path.write_bytes(whole.getbuffer())
 
 
 def opened(path: Path) -> Callable[[Tensor], Tensor]:

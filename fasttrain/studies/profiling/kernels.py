@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fasttrain.studies.profiling.marks import unmarked_errors
+
 _KERNELS = (
     ("layout", ("nchwtonhwc", "nhwctonchw", "transpose", "permute")),
     ("conv", ("conv", "cudnn", "xmma", "cutlass", "wgrad", "dgrad", "fprop", "gemm", "sm90", "sm80", "nvjet", "_blocks", "_few")),
@@ -76,11 +78,17 @@ def breakdown(
         activities.append(ProfilerActivity.CPU)
     if on_gpu:
         torch.cuda.synchronize()
-    with torch_profile(activities=activities) as seen:
+    seen = torch_profile(activities=activities)
+    with unmarked_errors():
+        seen.start()
+    try:
         for _ in range(steps):
             step()
         if on_gpu:
             torch.cuda.synchronize()
+    finally:
+        with unmarked_errors():
+            seen.stop()
     if trace is not None:
         seen.export_chrome_trace(str(trace))
     return _of_kernels(seen, steps) if on_gpu else _of_operations(seen, steps)

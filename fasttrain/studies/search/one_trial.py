@@ -63,7 +63,9 @@ class OneTrial:
         values = self._asked(lambda: suggested(self.trial, self.study.space))
         known = self._attributes()
         # Of a trial that goes on the run is that of the one that died
-        self._run = self.study.folder.path / known.get("run", self.study.folder.trial(self.trial.number).name)
+        former = known.get("run")
+        folder = self.study.folder
+        self._run = folder.new_trial(self.trial.number) if former is None else folder.path / former
         self._note("run", self._run.name)
         shown = ", ".join(f"{path.rpartition('.')[2]}={_short(value)}" for path, value in values.items())
         goes_on = " (goes on)" if self._frozen().system_attrs.get("retry_history") else ""

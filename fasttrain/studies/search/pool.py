@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 from fasttrain.errors import MachineError, StorageError
 from fasttrain.machine.limits import oom_kills
@@ -22,6 +24,9 @@ from fasttrain.studies.search.lines import Lines
 
 _START_SECONDS = 300.0
 _CONNECT_SECONDS = 60.0
+_PREFIX = "fasttrain-search-"
+_BEGUN_SECONDS = 60.0
+"""For which a folder may be about to be locked."""
 
 
 class Worker:
@@ -53,8 +58,10 @@ class Pool:
             self._log = open(logs / f"server-{os.getpid()}.log", "wb")  # noqa: SIM115 - lives as long as the process
         except OSError as error:
             raise StorageError(f"{logs} cannot be written: {error.strerror}; choose another --folder") from error
+        remove_left()
         # Short, since a socket's path may have some hundred characters
-        self._place = tempfile.mkdtemp(prefix="fasttrain-")
+        self._place = tempfile.mkdtemp(prefix=_PREFIX)
+        self._held = _locked(self._place)
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(os.path.join(self._place, "s"))
         self._listening.listen(16)
@@ -114,6 +121,7 @@ class Pool:
         self._listening.close()
         self._log.close()
         shutil.rmtree(self._place, ignore_errors=True)
+        self._held.close()
 
     def _hear(self, seconds: float) -> None:
         """Takes what the server says within so many seconds."""
@@ -134,3 +142,22 @@ class Pool:
 
     def _gone(self) -> MachineError:
         return MachineError(f"the process that trials are started from has ended; {self.logs} may say why")
+
+
+def _locked(place: str) -> IO[bytes]:
+    """A file in the socket's folder, locked until this process ends however it ends."""
+    held = open(os.path.join(place, "lock"), "wb")  # noqa: SIM115 - held until the end
+    with contextlib.suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return held
+
+
+def remove_left() -> None:
+    """The folders of sockets that searches left which were killed."""
+    for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if place.stat().st_uid != os.getuid() or time.time() - place.stat().st_mtime < _BEGUN_SECONDS:
+                continue
+            with open(place / "lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place, ignore_errors=True)

@@ -26,6 +26,10 @@ _CARRIED = ("run", "lowered", "interruptions")
 """What the trial that goes on knows of the one that died."""
 
 
+_HERE: set[str] = set()
+"""Of this very process, which sees no lock of its own, and would give it up by closing the file once more."""
+
+
 class Presence:
     """This process's file, locked until it ends."""
 
@@ -38,6 +42,7 @@ class Presence:
                 fcntl.lockf(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StorageError(f"{self._path} cannot be written: {error.strerror}; choose another --folder") from error
+        _HERE.add(self.name)
 
     def show(self) -> None:
         """A sign of life for other machines."""
@@ -46,6 +51,7 @@ class Presence:
 
     def close(self) -> None:
         """Leaves the study."""
+        _HERE.discard(self.name)
         with contextlib.suppress(OSError):
             self._path.unlink()
         self._stream.close()
@@ -53,6 +59,8 @@ class Presence:
 
 def is_dead(folder: StudyFolder, name: str) -> bool:
     """Whether the process of that name is known to be gone; False where that cannot be seen from here."""
+    if name in _HERE:
+        return False
     path = folder.processes / f"{name}.lock"
     here = name.startswith(f"{os.uname().nodename}-")
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fasttrain.studies.search.choosing import rounded
 from fasttrain.studies.search.extra import require_optuna
+from fasttrain.studies.search.processes import is_dead
 from fasttrain.studies.search.storage import patiently
 from fasttrain.studies.search.study import BOUND, Kept, counted_trials, superseded
 
@@ -39,6 +40,7 @@ def standing_of(kept: Kept) -> dict[str, Any]:
             }
             for state, some in by_state.items()
         },
+        "dead": [trial.number for trial in by_state["running"] if _is_dead(kept, trial)],
         "gone_on_with": len(superseded(trials)),
         "pruning_rate": len(by_state["pruned"]) / ended if ended else None,
         "pruned_after_epochs": sorted(max(trial.intermediate_values, default=0) for trial in by_state["pruned"]),
@@ -58,6 +60,12 @@ def state_of(trial: Any) -> str:
     """`complete`, `pruned`, `failed`, `running` or `waiting`."""
     name = str(trial.state.name).lower()
     return "failed" if name == "fail" else name
+
+
+def _is_dead(kept: Kept, trial: Any) -> bool:
+    """Whether a trial that the storage has as running was left so by a process that is gone."""
+    name = trial.user_attrs.get("process")
+    return name is not None and is_dead(kept.folder, name)
 
 
 def best_trials(kept: Kept) -> list[dict[str, Any]]:

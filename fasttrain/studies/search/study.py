@@ -86,6 +86,7 @@ def open_new(
     assert spec is not None
     folder.make()
     place = _place(folder, asked, name)
+    _check_kept(folder, place)
     epochs = base.recipe.training.epochs
     storage = open_storage(place, stale)
     directions = [direction_of(one, base.recipe) for one in spec.objectives]
@@ -120,7 +121,11 @@ def open_new(
 
 def note_wanted(folder: StudyFolder, trials: int) -> None:
     """How many trials were asked for last, for whoever looks."""
-    write_json(folder.record, {**read_record(folder.record, _KEYS), "trials": trials})
+    write_json(folder.record, {**_record(folder), "trials": trials})
+
+
+def _record(folder: StudyFolder) -> dict[str, Any]:
+    return read_record(folder.record, _KEYS, "bring it back, or name another --folder")
 
 
 def _check_bound(then: Any, now: dict[str, Any], name: str, folder: StudyFolder) -> None:
@@ -130,14 +135,20 @@ def _check_bound(then: Any, now: dict[str, Any], name: str, folder: StudyFolder)
         shown = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" if len(changes) > 4 else "")
         raise RecipeError(
             f"study {name} in {folder.path} was begun with another recipe: {shown}; leave that as it was, or begin a study of "
-            "another --name"
+            "another --name in another --folder"
         )
 
 
 def _place(folder: StudyFolder, asked: str | None, name: str) -> Place:
     if not folder.holds_a_study():
         return place_of(asked, folder.path)
-    known = read_record(folder.record, _KEYS)
+    known = _record(folder)
+    if known["name"] != name:
+        # Its trials are numbered from nought as well, and would lie in the other's folders
+        raise RecipeError(
+            f"--name {name}: {folder.path} holds study {known['name']}; go on with that by --name {known['name']}, or name "
+            "another --folder"
+        )
     former = _known_place(folder, known)
     if asked is None:
         return former
@@ -148,6 +159,15 @@ def _place(folder: StudyFolder, asked: str | None, name: str) -> Place:
             "or name another --folder"
         )
     return place
+
+
+def _check_kept(folder: StudyFolder, place: Place) -> None:
+    """Raises StorageError where the study was begun and its file is gone: another one would not know what ran."""
+    if folder.holds_a_study() and place.path is not None and not place.path.exists():
+        name = _record(folder)["name"]
+        raise StorageError(
+            f"{place.path}, where study {name} is stored, is gone; bring it back, or name a new --folder to begin anew"
+        )
 
 
 def _kept(place: Place, folder: StudyFolder) -> str:
@@ -181,10 +201,9 @@ def open_kept(folder: StudyFolder, asked: str | None = None) -> Kept:
     optuna = require_optuna()
     if not folder.holds_a_study():
         raise RecipeError(f"{folder.path} holds no study (it has no {RECORD}); `fasttrain search run` begins one")
-    record = read_record(folder.record, _KEYS)
+    record = _record(folder)
     place = _known_place(folder, record) if asked is None else place_of(asked, folder.path)
-    if place.path is not None and not place.path.exists():
-        raise StorageError(f"{place.path}, where study {record['name']} is stored, is gone; bring it back")
+    _check_kept(folder, place)
     storage = open_storage(place)
     try:
         found = patiently(place, lambda: optuna.load_study(study_name=record["name"], storage=storage))

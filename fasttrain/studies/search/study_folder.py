@@ -37,9 +37,15 @@ class StudyFolder:
         """History, importance, parallel coordinates."""
         return self.path / "plots"
 
-    def trial(self, number: int) -> Path:
-        """The run of a trial."""
-        return self.path / f"trial-{number:04d}"
+    def new_trial(self, number: int) -> Path:
+        """Where a trial that has no run yet gets one: never where another run lies, such as that of a study whose database was
+        wiped, since that would be resumed and its score taken for this trial's.
+        """
+        name = f"trial-{number:04d}"
+        found, again = self.path / name, 2
+        while found.exists():
+            found, again = self.path / f"{name}-{again}", again + 1
+        return found
 
     def holds_a_study(self) -> bool:
         """Whether a search was begun here."""
