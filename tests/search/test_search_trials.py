@@ -108,8 +108,9 @@ def test_dead_processes_are_known_by_their_lock_and_living_ones_left_alone(tmp_p
     study = search.study.optuna
     dead = study.ask()
     dead.suggest_float("optimizer.learning_rate", 1e-4, 1e-2, log=True)
-    dead.set_user_attr("process", Presence(search.study.folder).name)
-    (search.study.folder.processes / f"{dead.user_attrs['process']}.lock").unlink()
+    gone = Presence(search.study.folder)
+    dead.set_user_attr("process", gone.name)
+    gone.close()
     dead.set_user_attr("run", "trial-0000")
     living = study.ask()
     living.set_user_attr("process", "elsewhere-1-abc")
