@@ -100,7 +100,11 @@ def _only_near(name: str, names: list[str]) -> str:
 
 def _kinds_at(path: Path, root: type[BaseModel]) -> list[str]:
     """The kinds that the section at `path` can have, also where it is an entry under a key of the user's own."""
-    models = _models_at(path, root) or _models_at(path[:-1], root)
+    models = _models_at(path, root)
+    if not models and len(path) > 1:
+        tables = [model.model_fields.get(str(path[-2])) for model in _models_at(path[:-2], root)]
+        values = [part for table in tables if table is not None for part in typing.get_args(table.annotation)]
+        models = [model for value in values for model in models_in(value)]
     fields = [model.model_fields["kind"] for model in models if "kind" in model.model_fields]
     return [str(kind) for field in fields for kind in typing.get_args(field.annotation)]
 

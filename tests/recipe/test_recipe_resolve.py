@@ -157,7 +157,7 @@ def test_all_faults_come_at_once_with_lines_and_paths(write) -> None:
     for expected in (
         f"{path}:16: training.batchsize: no such key; did you mean batch_size or batch_policy?",
         f"{path}:11: loss.kind: there is no kind 'dice_cee'; did you mean dice_ce",
-        f"{path}:6: data.split: needs a `kind`: one of ",
+        f"{path}:6: data.split: needs a `kind`: one of kfold, last, ",
         f"{path}:14: training.batch_size: is missing",
         "--set output.keep: should be greater than or equal to 1, found 0",
     ):

@@ -25,6 +25,11 @@ def faults_of(**space) -> str:
     return "\n".join(error.value.faults)
 
 
+def test_an_entry_without_a_kind_is_told_which_there_are() -> None:
+    with pytest.raises(RecipeError, match=r"optimizer.learning_rate: needs a `kind`: one of float, int, categorical$"):
+        resolve("demo", {"search.space": {"optimizer.learning_rate": {"low": 0.1, "high": 1}}})
+
+
 def test_a_path_that_is_none_is_refused_with_near_ones() -> None:
     assert "did you mean optimizer.learning_rate" in faults_of(optimizer__learning_rte=LOG)
 

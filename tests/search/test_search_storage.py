@@ -1,7 +1,10 @@
 """Where a study is stored: what names a storage, what cannot be used, and a lock that is waited for."""
 
 import contextlib
+import fcntl
+import os
 import sqlite3
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 
 from fasttrain.errors import RecipeError, StorageError
 from fasttrain.studies.search import storage
+from fasttrain.studies.search.pool import remove_left
 from fasttrain.studies.search.storage import network_warning, open_storage, patiently, place_of
 
 pytest.importorskip("optuna")
@@ -104,3 +108,19 @@ def test_sqlite_on_a_network_disk_is_warned_of(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(storage, "mount_of", lambda folder: Mount(tmp_path, "nfs4", "server:/disk"))
     assert "--storage journal" in str(network_warning(place_of(None, tmp_path)))
     assert network_warning(place_of("journal", tmp_path)) is None
+
+
+def test_folders_of_sockets_that_killed_searches_left_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, living, young = (tmp_path / f"fasttrain-search-{name}" for name in ("left", "living", "young"))
+    for place in (left, living, young):
+        place.mkdir()
+        (place / "lock").write_bytes(b"")
+        if place != young:
+            os.utime(place, (0, 0))
+    with open(living / "lock", "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        remove_left()
+    assert sorted(tmp_path.iterdir()) == [living, young]

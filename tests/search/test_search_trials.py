@@ -1,8 +1,6 @@
 """Trials of a study: counted, pruned, failed, lowered, dead and gone on with, by workers that only say what they are told."""
 
-import fcntl
 import os
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,7 +11,6 @@ from search_parts import MadePool, ended, epoch, made_search, recipe_with, state
 from fasttrain.cli.search_text import rows_of
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import MachineError, RecipeError, StorageError
-from fasttrain.studies.search.pool import remove_left
 from fasttrain.studies.search.processes import Presence, go_on_with
 from fasttrain.studies.search.standing import standing_of
 from fasttrain.studies.search.study import counted_trials, open_kept
@@ -287,19 +284,3 @@ def test_a_trial_left_running_by_a_killed_search_is_told_as_dead(tmp_path: Path)
     assert found["states"]["running"]["count"] == 2
     assert found["dead"] == [0]
     assert ("dead", "trial 0, of a search that was killed; the same command again goes on from there") in rows_of(found)
-
-
-def test_folders_of_sockets_that_killed_searches_left_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, living, young = (tmp_path / f"fasttrain-search-{name}" for name in ("left", "living", "young"))
-    for place in (left, living, young):
-        place.mkdir()
-        (place / "lock").write_bytes(b"")
-        if place != young:
-            os.utime(place, (0, 0))
-    with open(living / "lock", "rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        remove_left()
-    assert sorted(tmp_path.iterdir()) == [living, young]
