@@ -312,7 +312,7 @@ def test_two_that_begin_in_one_second_take_two_folders(made, monkeypatch: pytest
     (folder.path / "runs" / "demo-1").mkdir(parents=True)
     # Both looked before either had made its own
     monkeypatch.setattr("fasttrain.cli.tune_study.new_run_path", lambda name: folder.path / "runs" / "demo-1")
-    monkeypatch.setattr("fasttrain.run_folder.new_run_path", lambda name: folder.path / "runs" / "demo-1-2")
+    monkeypatch.setattr("fasttrain.run_paths.new_run_path", lambda name: folder.path / "runs" / "demo-1-2")
     assert folder.here("tune-batch", "-r", "demo", tiny=False) == 0
     assert list((folder.path / "runs" / "demo-1").iterdir()) == []
     assert (folder.path / "runs" / "demo-1-2" / "tune" / "lock.json").exists()
@@ -323,7 +323,8 @@ def test_a_limit_that_the_measuring_took_ends_before_the_training(
 ) -> None:
     """Hours count from the start of the process on: there may be none left."""
     folder = made()
-    words = ["-r", "demo", "--data", str(phantoms), "--run", "one", "--max-hours", "0.0000001", "--json"]
+    # With the settings of these very cases: others would be made beside them, for every test that comes after
+    words = [*TINY, "--data", str(phantoms), "--run", "one", "--max-hours", "0.0000001", "--json"]
     assert folder.here("tune", *words, tiny=False) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == {"status": "stopped", "stopped_by": "--max-hours 1e-07", "exit_code": 0}
