@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
+_SECONDS_TO_END = 5.0
 
 
 def start_own(module: str, stderr: int | IO[bytes] = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
@@ -28,6 +29,19 @@ def start_own(module: str, stderr: int | IO[bytes] = subprocess.DEVNULL) -> subp
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,
     )
+
+
+def end_own(process: subprocess.Popen[bytes]) -> None:
+    """Ends what `start_own` started: its pipes are closed, which it is to end by, and where it does not it is killed."""
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            assert stream is not None
+            stream.close()
+    try:
+        process.wait(timeout=_SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def end_with_parent() -> None:

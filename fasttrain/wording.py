@@ -1,11 +1,18 @@
-"""Owns how counts are written in a sentence: with their noun (`1 epoch`, `3 epochs`), and as sizes in memory (`1.5 GiB`)."""
+"""Owns how counts and lists are written in a sentence: `1 epoch`, `3 epochs`, sizes (`1.5 GiB`), a few of many names."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`1 case`, `1,204 cases`; `plural` where it is not the noun and an s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def first_few(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c …`: the first of them, and a sign where there are more."""
+    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
 
 
 def size_in_memory(count: float, decimals: int | None = None) -> str:

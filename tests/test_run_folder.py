@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fasttrain.errors import InUseError, RecipeError, StorageError
-from fasttrain.run_folder import RunFolder, make_new_run_path, new_run_path, newest_unfinished, write_json, write_whole
+from fasttrain.run_folder import RunFolder, write_json, write_whole
+from fasttrain.run_paths import make_new_run_path, new_run_path, newest_unfinished
 
 
 def python(program: str, *arguments: object) -> subprocess.Popen[str]:

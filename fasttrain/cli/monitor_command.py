@@ -16,7 +16,8 @@ from fasttrain.history.holder import is_held
 from fasttrain.history.listing import is_run
 from fasttrain.history.standing import RUNNING, UNSEEN
 from fasttrain.history.watching import Watch
-from fasttrain.run_folder import RunFolder, runs_by_age
+from fasttrain.run_folder import RunFolder
+from fasttrain.run_paths import runs_by_age
 from fasttrain.studies.search.study_folder import StudyFolder, newest_study
 from fasttrain.telemetry.strict_json import plain
 

@@ -40,7 +40,8 @@ from fasttrain.engine.stop import Stopped
 from fasttrain.errors import EXIT_USAGE, RecipeError
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.recipe import Recipe, resolve
-from fasttrain.run_folder import RunFolder, newest_unfinished
+from fasttrain.run_folder import RunFolder
+from fasttrain.run_paths import newest_unfinished
 
 
 def resume_command(

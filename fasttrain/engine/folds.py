@@ -19,15 +19,8 @@ from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.recipe.data_spec import check_folds
 from fasttrain.recipe.task import is_target
-from fasttrain.run_folder import (
-    FOLDS_KEYS,
-    FORMAT_VERSION,
-    RunFolder,
-    make_new_run_path,
-    read_record,
-    write_json,
-    write_whole,
-)
+from fasttrain.run_folder import FOLDS_KEYS, FORMAT_VERSION, RunFolder, read_record, write_json, write_whole
+from fasttrain.run_paths import make_new_run_path
 from fasttrain.scoring import CaseScore, ClassScore, summarise
 from fasttrain.scoring.slices import SliceDices
 from fasttrain.telemetry.attempts import known_attempts, with_forgotten

@@ -29,8 +29,7 @@ from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.machine.ranks import Ranks
 from fasttrain.machine.threads import limit_threads
 from fasttrain.telemetry.device_monitor import DeviceMonitor
-
-_MOST_NAMED = 3
+from fasttrain.wording import first_few
 
 
 def follow(
@@ -105,10 +104,9 @@ def _prepared(
     there = {case.name: case for case in found.every}
     missing = [name for name in (*orders.training, *orders.validation) if name not in there]
     if missing:
-        shown = ", ".join(missing[:_MOST_NAMED]) + (" …" if len(missing) > _MOST_NAMED else "")
         raise DataError(
             f"rank {ranks.place.rank} on {socket.gethostname()}: {root} lacks {len(missing)} of the cases of the first rank "
-            f"({shown}); bring the same set there, or name its folder with --data"
+            f"({first_few(missing)}); bring the same set there, or name its folder with --data"
         )
     contents: dict[str, Any] = {}
     if ranks.place.local_rank == 0:

@@ -28,7 +28,8 @@ from fasttrain.machine.limits import memory_free
 from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
-from fasttrain.run_folder import RunFolder, make_new_run_path, new_run_path, write_whole
+from fasttrain.run_folder import RunFolder, write_whole
+from fasttrain.run_paths import make_new_run_path, new_run_path
 from fasttrain.telemetry.attempts import known_attempts, read_attempts
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.event_log import EventLog

@@ -18,13 +18,12 @@ from fasttrain.machine.limits import cpu_limit
 from fasttrain.recipe import Recipe
 from fasttrain.samples import Case
 from fasttrain.telemetry.events import Event, Message, Progress
-from fasttrain.wording import counted
+from fasttrain.wording import counted, first_few
 
 Faults = dict[str, tuple[str, ...]]
 """{case name: its faults}."""
 Contents = dict[str, str]
 """{case name: a digest of voxels and grid}."""
-_MOST_NAMED = 3
 
 
 def sound_cases(
@@ -85,11 +84,11 @@ def changed_text(recorded: Mapping[str, str], contents: Contents) -> str | None:
     changed = sorted(name for name, content in contents.items() if recorded.get(name, content) != content)
     if not changed:
         return None
-    shown = ", ".join(changed[:_MOST_NAMED]) + (" …" if len(changed) > _MOST_NAMED else "")
     hold = "no longer holds what it" if len(changed) == 1 else "no longer hold what they"
     return (
-        f"{counted(len(changed), 'case')} of {len(contents):,} {hold} held when the run began ({shown}): training goes on with "
-        "what is there now, so its losses are not those of an unbroken run; for these bring the files back, or begin anew"
+        f"{counted(len(changed), 'case')} of {len(contents):,} {hold} held when the run began ({first_few(changed)}): "
+        "training goes on with what is there now, so its losses are not those of an unbroken run; for these bring the files "
+        "back, or begin anew"
     )
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from fasttrain.engine.captured import CapturedStep
 from fasttrain.engine.optimisation.ema import Ema
-from fasttrain.engine.together import STEPS_BEFORE_A_GRAPH, Alone, Together
+from fasttrain.engine.together import Alone, Together, steps_to_a_graph
 from fasttrain.errors import FasttrainError
 from fasttrain.kernels.structure_bits import unpack
 from fasttrain.ranges import part as named
@@ -108,8 +108,8 @@ class Step:
         self._parts: list[float] | None = None
         """Of a short step: what the loss of each of its batches is divided by."""
         self._part: float = accumulate
-        before = {} if self.together.ranks == 1 else {"steps_before": STEPS_BEFORE_A_GRAPH}
-        self._captured = CapturedStep(self._take, optimizer, **before) if captured else None
+        before = steps_to_a_graph(self.together.ranks)
+        self._captured = CapturedStep(self._take, optimizer, before) if captured else None
         self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
 

@@ -11,9 +11,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-STEPS_BEFORE_A_GRAPH = 11
+from fasttrain.engine.captured import STEPS_BEFORE
+
+_STEPS_BEFORE = 11
 """torch's own number of warm-up iterations where DistributedDataParallel is recorded."""
 _BUCKET_MIB = 25
+
+
+def steps_to_a_graph(ranks: int) -> int:
+    """Steps that a GPU takes before one is recorded, where steps are."""
+    return STEPS_BEFORE if ranks == 1 else _STEPS_BEFORE
 
 
 class Together(Protocol):

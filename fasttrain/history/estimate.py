@@ -11,7 +11,8 @@ from typing import Any
 
 from fasttrain.history.events_so_far import number, text
 from fasttrain.history.standing import RunReader, Standing
-from fasttrain.run_folder import RunFolder, runs_by_age
+from fasttrain.run_folder import RunFolder
+from fasttrain.run_paths import runs_by_age
 from fasttrain.telemetry.clock import TimeLeft, estimate_seconds_left
 
 _NO_MATTER = (

@@ -171,6 +171,23 @@ class Joined:
         return own
 
 
+def begin_group(place: Place, store: Store, device: torch.device) -> None:
+    """Makes torch's default process group of the ranks that meet at `store`: gloo, and NCCL beside it for what lies on a GPU."""
+    import torch.distributed as dist
+
+    # A lost rank is found, and told, by whoever watches over the ranks; torch's own answer is to abort the others
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.ranks,
+        timeout=_A_DAY,
+        device_id=device if on_gpu else None,
+    )
+
+
 def join(
     place: Place,
     device: torch.device,
@@ -180,22 +197,11 @@ def join(
     """Meets the other ranks; on a GPU sums of tensors on it go by NCCL. on_failure: as `RankWatch` has it; tell: hears who is
     waited for. Raises MachineError where they cannot be met.
     """
-    import torch.distributed as dist
-
-    # A lost rank is found by the watch, which lets the first rank say so; torch's own answer is to abort the process
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     store = meet(place, tell)
     watch: RankWatch | None = None
     try:
         watch = RankWatch(place, store, on_failure)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=place.rank,
-            world_size=place.ranks,
-            timeout=_A_DAY,
-            device_id=device if device.type == "cuda" else None,
-        )
+        begin_group(place, store, device)
         return Joined(place, store, watch)
     except (RuntimeError, ValueError) as error:
         known = watch.explain(error) if watch is not None else None

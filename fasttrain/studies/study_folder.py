@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fasttrain.errors import RecipeError, StorageError
-from fasttrain.run_folder import make_new_run_path
+from fasttrain.run_paths import make_new_run_path
 
 
 def new_study_folder(asked: Path | None, name: str) -> Path:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fasttrain.engine.captured import STEPS_BEFORE
-from fasttrain.engine.together import STEPS_BEFORE_A_GRAPH
+from fasttrain.engine.together import steps_to_a_graph
 from fasttrain.engine.trainer import StepReport, Trainer
 from fasttrain.machine.ranks import ONLY_ONE, Ranks
 
@@ -49,11 +48,6 @@ class Rates:
         """Half of the range of the repeats without the slowest, as a share of the median."""
         kept = sorted(self.repeats)[1:] or list(self.repeats)
         return (kept[-1] - kept[0]) / 2 / self.median
-
-
-def steps_to_a_graph(ranks: int) -> int:
-    """Steps that a GPU takes before one is recorded, where steps are."""
-    return STEPS_BEFORE if ranks == 1 else STEPS_BEFORE_A_GRAPH
 
 
 def endless(trainer: Trainer) -> Iterator[StepReport]:

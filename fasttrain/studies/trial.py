@@ -22,6 +22,7 @@ from fasttrain.engine.failures import explained
 from fasttrain.engine.planning.plan import Plan
 from fasttrain.engine.preparing import look, prepare
 from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.together import steps_to_a_graph
 from fasttrain.engine.validating.validation_memory import prepare_validation
 from fasttrain.errors import FasttrainError, OutOfMemoryError, exit_code_of, ran_out_of_memory, wants_memory
 from fasttrain.machine.allocator import allocator_setting, expand_segments
@@ -35,7 +36,7 @@ from fasttrain.studies.ceilings import ceilings_of
 from fasttrain.studies.few_cases import few_cases, largest_case, plan_for_few
 from fasttrain.studies.machine_record import machine_record
 from fasttrain.studies.task import LOOK, STEPS, Task
-from fasttrain.studies.timing import endless, steps_to_a_graph, timed
+from fasttrain.studies.timing import endless, timed
 from fasttrain.studies.trial_ranks import Seat, join, leave_word_to_another, of_all
 from fasttrain.telemetry.device_monitor import DeviceMonitor
 from fasttrain.telemetry.events import Event, Message, Progress

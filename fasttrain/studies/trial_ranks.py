@@ -16,13 +16,11 @@ from fasttrain.data.outcomes import one_outcome
 from fasttrain.errors import FasttrainError
 from fasttrain.machine.place import Place
 from fasttrain.machine.rank_watch import RankWatch, is_of_others
-from fasttrain.machine.ranks import ONLY_ONE, Joined, Ranks
+from fasttrain.machine.ranks import ONLY_ONE, Joined, Ranks, begin_group
 
 HERE = "127.0.0.1"
 _TO_MEET = timedelta(seconds=300)
 """The processes of a trial begin in the same moment; on a GPU each has CUDA to wake up."""
-_A_DAY = timedelta(days=1)
-"""Of what ranks send each other: one that is lost, or too slow, is the server's to end."""
 _FOR_ANOTHER_SECONDS = 20.0
 """For the rank to end whose failure this one only notices; the server then ends all."""
 _FOR_THE_FIRST_SECONDS = 3.0
@@ -73,20 +71,11 @@ def join(seat: Seat, setting: str) -> Ranks:
     if "lo" in [name for _, name in socket.if_nameindex()]:
         # A container's own name may lead nowhere
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # torch's own answer to a lost rank is to abort the others, each with pages of its own
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     door = seat.door if place.leads else None
     store = dist.TCPStore(
         HERE, seat.port, place.ranks, place.leads, _TO_MEET, wait_for_workers=False, master_listen_fd=door
     )
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=place.rank,
-        world_size=place.ranks,
-        timeout=_A_DAY,
-        device_id=device if device.type == "cuda" else None,
-    )
+    begin_group(place, store, device)
     return Joined(place, store, cast(RankWatch, _EndedByServer()))
 
 

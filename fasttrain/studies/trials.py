@@ -7,7 +7,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_BUG, EXIT_MACHINE, MachineError, StorageError
 from fasttrain.machine.limits import oom_kills
-from fasttrain.own_process import start_own
+from fasttrain.own_process import end_own, start_own
 from fasttrain.run_folder import write_json
 from fasttrain.studies.task import Outcome, Task
 from fasttrain.studies.trial_files import answer_of, log_of
@@ -86,15 +85,7 @@ class TrialServer:
 
     def close(self) -> None:
         """Ends the server and, with it, a trial that still runs."""
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                assert stream is not None
-                stream.close()
-        try:
-            self._process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_own(self._process)
         self._log.close()
 
     def _outcome(

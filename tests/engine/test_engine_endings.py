@@ -17,7 +17,8 @@ from fasttrain.engine.step import Precision
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.trainer import cures
 from fasttrain.errors import DataError, DivergedError, MachineError, OutOfMemoryError, RecipeError
-from fasttrain.run_folder import RunFolder, newest_unfinished
+from fasttrain.run_folder import RunFolder
+from fasttrain.run_paths import newest_unfinished
 from fasttrain.telemetry.events import Event, RunEnded, StepLogged
 
 

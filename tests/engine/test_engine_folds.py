@@ -17,7 +17,8 @@ from fasttrain.engine.limits import Limits, folds_gone, is_over
 from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, RecipeError
-from fasttrain.run_folder import RunFolder, newest_unfinished
+from fasttrain.run_folder import RunFolder
+from fasttrain.run_paths import newest_unfinished
 from fasttrain.telemetry.events import Event, Message, RunEnded, StepLogged
 
 SPLIT = {"kind": "kfold", "folds": 3}

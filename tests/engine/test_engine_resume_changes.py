@@ -26,7 +26,8 @@ from fasttrain.engine.step import Step
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, RecipeError, StorageError
 from fasttrain.recipe import resolve
-from fasttrain.run_folder import RunFolder, newest_unfinished, runs_by_age
+from fasttrain.run_folder import RunFolder
+from fasttrain.run_paths import newest_unfinished, runs_by_age
 from fasttrain.telemetry.events import EpochEnded, Event, Message, RunStarted, StepLogged
 from fasttrain.telemetry.metrics_csv import read_metrics
 

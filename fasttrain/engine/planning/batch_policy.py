@@ -42,13 +42,10 @@ def with_batch(resolved: ResolvedRecipe, batch_size: int, origin: str = TUNED) -
         )
     values: dict[tuple[str | int, ...], Any] = {("training", "batch_size"): batch_size}
     growth = batch_size / training.batch_size
-    rate = recipe.optimizer.learning_rate
     if training.batch_policy == "keep_effective":
         values["training", "accumulate"] = effective // batch_size
-    elif training.batch_policy == "scale_linear":
-        values["optimizer", "learning_rate"] = _rounded(rate * growth)
-    elif training.batch_policy == "scale_sqrt":
-        values["optimizer", "learning_rate"] = _rounded(rate * math.sqrt(growth))
+    else:
+        values |= _scaled(recipe, growth)
     return resolved.with_values(values, origin)
 
 
@@ -58,7 +55,7 @@ def with_ranks(resolved: ResolvedRecipe, ranks: int, before: int = 1) -> Resolve
 
     Raises RecipeError where `keep_effective` leaves a rank no whole number of patches.
     """
-    training, rate = resolved.recipe.training, resolved.recipe.optimizer.learning_rate
+    training = resolved.recipe.training
     if ranks == before:
         return resolved
     values: dict[tuple[str | int, ...], Any] = {}
@@ -76,10 +73,7 @@ def with_ranks(resolved: ResolvedRecipe, ranks: int, before: int = 1) -> Resolve
     else:
         if training.iterations_per_epoch is not None:
             values["training", "iterations_per_epoch"] = math.ceil(training.iterations_per_epoch / growth)
-        if training.batch_policy == "scale_linear":
-            values["optimizer", "learning_rate"] = _rounded(rate * growth)
-        elif training.batch_policy == "scale_sqrt":
-            values["optimizer", "learning_rate"] = _rounded(rate * math.sqrt(growth))
+        values |= _scaled(resolved.recipe, growth)
     return resolved.with_values(values, f"{counted(ranks, 'rank')}, by training.batch_policy: {training.batch_policy}")
 
 
@@ -115,6 +109,20 @@ def stepped_down(resolved: ResolvedRecipe) -> ResolvedRecipe | None:
     except RecipeError:
         # Such as a batch norm of one voxel a patch, which needs two patches
         return None
+
+
+def scaled_rate(recipe: Recipe, growth: float) -> float:
+    """The learning rate for a step of `growth` times as many patches, by `training.batch_policy`."""
+    policy, rate = recipe.training.batch_policy, recipe.optimizer.learning_rate
+    if policy not in ("scale_linear", "scale_sqrt"):
+        return rate
+    return _rounded(rate * (growth if policy == "scale_linear" else math.sqrt(growth)))
+
+
+def _scaled(recipe: Recipe, growth: float) -> dict[tuple[str | int, ...], Any]:
+    """What is set for it: nothing where the rate stays the recipe's own."""
+    rate = scaled_rate(recipe, growth)
+    return {} if rate == recipe.optimizer.learning_rate else {("optimizer", "learning_rate"): rate}
 
 
 def _rounded(value: float) -> float:

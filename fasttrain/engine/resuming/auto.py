@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fasttrain.engine.resuming.changes import as_values, assignments_for, changes_between
 from fasttrain.errors import StorageError
-from fasttrain.run_folder import RunFolder, runs_by_age
+from fasttrain.run_folder import RunFolder
+from fasttrain.run_paths import runs_by_age
 
 if TYPE_CHECKING:
     from fasttrain.recipe import Recipe

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fasttrain.engine.planning.batch_policy import with_batch
+from fasttrain.engine.planning.batch_policy import scaled_rate, with_batch
 from fasttrain.errors import RecipeError
 from fasttrain.recipe import resolve
 
@@ -149,8 +148,7 @@ def changed_recipe(path: str, assignments: Sequence[str] | Mapping[str, Any]) ->
     growth = now.batch_size * now.accumulate / (before.batch_size * before.accumulate)
     if now.batch_policy == "keep_lr" or growth == 1 or given & {"optimizer", "optimizer.learning_rate"}:
         return resolved
-    grown = growth if now.batch_policy == "scale_linear" else math.sqrt(growth)
-    rate = float(f"{resolved.recipe.optimizer.learning_rate * grown:.6g}")
+    rate = scaled_rate(resolved.recipe, growth)
     return resolved.with_values({("optimizer", "learning_rate"): rate}, f"training.batch_policy: {now.batch_policy}")
 
 

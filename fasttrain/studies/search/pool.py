@@ -10,7 +10,6 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import IO
 
 from fasttrain.errors import MachineError, StorageError
 from fasttrain.machine.limits import oom_kills
-from fasttrain.own_process import start_own
+from fasttrain.own_process import end_own, start_own
 from fasttrain.studies.search.lines import Lines
 
 _START_SECONDS = 300.0
@@ -109,15 +108,7 @@ class Pool:
 
     def close(self) -> None:
         """Ends the server and all workers."""
-        for stream in (self._server.stdin, self._server.stdout):
-            with contextlib.suppress(OSError):
-                assert stream is not None
-                stream.close()
-        try:
-            self._server.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
+        end_own(self._server)
         self._listening.close()
         self._log.close()
         shutil.rmtree(self._place, ignore_errors=True)
