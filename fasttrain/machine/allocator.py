@@ -1,8 +1,9 @@
-"""Owns the settings of torch's GPU allocator, which reads them from the environment when it is first used."""
+"""Owns the settings of torch's GPU allocator, which reads them from the environment when it is first used, and hears of later ones."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The name since torch 2.10, and the one before."""
 _GROWING = "expandable_segments:True"
+_FIXED = "expandable_segments:False"
 
 
 def allocator_setting(environ: MutableMapping[str, str] = os.environ) -> str | None:
@@ -21,14 +23,22 @@ def allocator_setting(environ: MutableMapping[str, str] = os.environ) -> str | N
 
 
 def expand_segments(wanted: bool, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Asks for segments that grow, so that memory of one shape can serve another, or takes that back; call it before the GPU is
-    used for the first time.
+    """Asks for segments that grow, so that memory of one shape can serve another, or takes that back, for what is allocated from
+    now on; the environment tells it to processes that are begun later.
     """
     for name in _VARIABLES:
         if wanted:
             environ[name] = _GROWING
         elif environ.get(name) == _GROWING:
             del environ[name]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        # Too late for the environment: so it is where ranks have met by NCCL. The name since torch 2.10, and the one before
+        tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or getattr(
+            torch._C, "_cuda_cudaCachingAllocator_set_allocator_settings", None
+        )
+        if tell is not None:
+            tell(_GROWING if wanted else _FIXED)
 
 
 def gpu_room_bytes(device: torch.device | int) -> int:

@@ -67,8 +67,8 @@ class Way:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True)
 
     def ranks(self) -> dict[int, int]:
-        """Process of each rank, by rank."""
-        found = {}
+        """Process of each rank, by rank; its workers have its words and variables, and are children of it."""
+        found: dict[int, dict[int, int]] = {}
         for name in os.listdir("/proc"):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
@@ -80,8 +80,12 @@ class Way:
                     if b"=" in part
                 )
                 if b"WORLD_SIZE" in environ:
-                    found[int(environ[b"RANK"])] = int(name)
-        return found
+                    parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+                    found.setdefault(int(environ[b"RANK"]), {})[int(name)] = parent
+        return {
+            rank: next((process for process, parent in processes.items() if parent not in processes), min(processes))
+            for rank, processes in found.items()
+        }
 
     def wait_for_epoch(self, epoch: int = 1) -> None:
         """Until a row of the table is written."""
