@@ -1,4 +1,4 @@
-"""Owns the settings of torch's GPU allocator, which reads them from the environment when it is first used, and hears of later ones."""
+"""Owns the settings of torch's GPU allocator, which reads them from the environment when it is first used, or is told later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU's allocator: it takes up what the plan decides, before its first use and after it, and leaves a user's setting alone."""
+"""The GPU's allocator: it takes up what the plan decides, before its first use and after; a user's setting stays."""
 
 import os
 import subprocess

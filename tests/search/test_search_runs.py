@@ -103,6 +103,19 @@ def test_killed_in_the_middle_it_ends_with_the_trials_asked_for(
     _a_pruned_trial_can_be_resumed(study)
 
 
+def test_what_was_measured_for_one_trial_holds_for_the_next_on_a_cpu_too(place: Path) -> None:
+    sets = ["acceleration.amp=auto", "acceleration.channels_last=auto", "search.pruner={kind: none}"]
+    assert called("search", "run", "--trials", "2", *TINY, *(word for one in sets for word in ("--set", one))) == 0
+    chosen = []
+    for number in range(2):
+        plan = json.loads((place / "runs" / "search-demo" / f"trial-{number:04d}" / "plan.json").read_text())
+        chosen.append({one["name"]: (one["value"], one["reason"]) for one in plan["decisions"]})
+    for name in ("amp", "channels_last"):
+        assert chosen[0][name][0] == chosen[1][name][0]
+        assert "the choice stands" in chosen[1][name][1]
+        assert "the choice stands" not in chosen[0][name][1]
+
+
 def _a_pruned_trial_can_be_resumed(study: Path) -> None:
     for folder in study.glob("trial-*"):
         summary = RunFolder(folder).read_summary()

@@ -11,6 +11,7 @@ from search_parts import MadePool, ended, epoch, made_search, recipe_with, state
 from fasttrain.cli.search_text import rows_of
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import MachineError, RecipeError, StorageError
+from fasttrain.studies.search import running
 from fasttrain.studies.search.processes import Presence, go_on_with
 from fasttrain.studies.search.standing import standing_of
 from fasttrain.studies.search.study import counted_trials, open_kept
@@ -30,6 +31,28 @@ def test_as_many_trials_as_asked_for_and_no_more_when_asked_again(tmp_path: Path
     again.run()
     assert len(states(again)) == 4
     assert [Path(task["run"]).name for task in pool.tasks] == [f"trial-{number:04d}" for number in range(4)]
+
+
+def test_a_search_that_has_said_nothing_for_long_says_where_its_trials_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(task):
+        told_so_far = len(told)
+        give_up = time.monotonic() + 20
+        while len(told) == told_so_far and len(pool.tasks) == 2 and time.monotonic() < give_up:
+            time.sleep(0.05)
+        return [epoch(2, 0.3), ended(0.4)] if len(pool.tasks) == 1 else [ended(0.4)]
+
+    pool = MadePool(script)
+    search, told = made_search(tmp_path / "s", pool, trials=2)
+    search.run()
+    assert not any("getting ready" in one for one in told), "30 s are not over"
+    pool.tasks.clear()
+    pool.tasks.append({})
+    monkeypatch.setattr(running, "_SILENT_SECONDS", 0.3)
+    search, told = made_search(tmp_path / "s", pool, trials=3)
+    search.run()
+    assert "trial 2: getting ready" in told
 
 
 def test_a_hopeless_trial_is_pruned_and_told(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class OneTrial:
         self._run = folder.new_trial(self.trial.number) if former is None else folder.path / former
         self._note("run", self._run.name)
         shown = ", ".join(f"{path.rpartition('.')[2]}={_short(value)}" for path, value in values.items())
+        self.search.stands[self.trial.number] = "getting ready"
         goes_on = " (goes on)" if self._frozen().system_attrs.get("retry_history") else ""
         self._say(f"{shown}{goes_on}")
         resolved = trial_recipe(self.search.wanted.base, values, f"search, trial {self.trial.number}")
@@ -141,11 +142,13 @@ class OneTrial:
 
     def _epoch(self, word: dict[str, Any], worker: Worker) -> None:
         score = word["score"]
+        if score is not None and self.study.better(score, self._score):
+            self._score = score
+        best = "" if self._score is None else f", {self.study.metric} {self._score:.4f} so far"
+        self.search.stands[self.trial.number] = f"epoch {word['epoch']}/{word['epochs']}{best}"
         if score is None:
             return
         self.search.learnt_memory(word["gib"])
-        better = self.study.better(score, self._score)
-        self._score = score if better else self._score
         pruned = False
         if len(self.study.spec.objectives) == 1:
             self._asked(lambda: self.trial.report(score, int(word["epoch"])))

@@ -24,6 +24,8 @@ from fasttrain.studies.search.turns import Turns, fits_beside
 _LOOK_SECONDS = 0.2
 _IDLE_SECONDS = 0.5
 _RECLAIM_SECONDS = 30.0
+_SILENT_SECONDS = 30.0
+"""After which the search says where its trials are."""
 _FAILURES_IN_A_ROW = 5
 """Of trials, after which something else is wrong than their values."""
 
@@ -61,9 +63,10 @@ class Search:
         self.wanted = wanted
         self.pool = pool
         self.stop = stop
-        self.tell = tell
+        self._tell = tell
+        self._told_at = time.monotonic()
         self.began = began
-        self.turns = Turns(wanted.parallel, lambda text: tell(Told(text)), changed=self._spread_threads)
+        self.turns = Turns(wanted.parallel, lambda text: self.tell(Told(text)), changed=self._spread_threads)
         self.presence = Presence(study.folder)
         self.failure: BaseException | None = None
         self._failures = 0
@@ -71,6 +74,8 @@ class Search:
         self._asking = threading.RLock()
         self._workers: dict[int, Worker] = {}
         self._at_work: dict[int, Any] = {}
+        self.stands: dict[int, str] = {}
+        """How far each trial at work is."""
         self._reclaimed_at = -_RECLAIM_SECONDS
         self._fits: bool | None = None if wanted.on_gpu and (wanted.parallel or 1) == 1 else True
         self._over = threading.Event()
@@ -93,6 +98,11 @@ class Search:
             self.presence.close()
         if self.failure is not None:
             raise self.failure
+
+    def tell(self, told: Told) -> None:
+        """Says something to the person."""
+        self._told_at = time.monotonic()
+        self._tell(told)
 
     def asked(self, ask: Callable[[], Any]) -> Any:
         """What the storage gives, one question at a time and asked again while it is locked."""
@@ -147,6 +157,8 @@ class Search:
             hours = self.wanted.hours
             if hours is not None and time.time() - self.began > hours * 3600:
                 self.stop.ask(f"--hours {hours:g}", EXIT_DONE)
+            if time.monotonic() - self._told_at > _SILENT_SECONDS and (stands := dict(self.stands)):
+                self.tell(Told("; ".join(f"trial {number}: {text}" for number, text in sorted(stands.items()))))
             if time.monotonic() - beaten < HEARTBEAT_SECONDS:
                 continue
             beaten = time.monotonic()
@@ -222,4 +234,5 @@ class Search:
         finally:
             self.turns.released(slot)
             self._at_work.pop(trial.number, None)
+            self.stands.pop(trial.number, None)
             self._ended += 1
