@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import tempfile
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -122,20 +125,27 @@ def evaluate_in_full(
         scores = validator.run(stop, progress, within)
         names = tuple(recipe.data.scored_names)
         cases = [score for score in scores.cases if isinstance(score, CaseScore)]
-        drawn = _worst(validator, cases, names, worst, folder, run.epoch or 0, stop)
+        drawn = _worst(validator, cases, names, worst, folder, run.epoch, stop)
     evaluation = Evaluation(scores, names, measures, _intervals(cases, measures), drawn, tolerance)
     write_table(evaluation, folder / "cases.csv")
+    _drop_former(folder, {one.picture for one in drawn})
     return evaluation
 
 
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Pictures of a former evaluation are of other weights or cases
-        for path in folder.glob("epoch_*_worst-*.png"):
-            path.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}; name another folder with --out") from error
+
+
+def _drop_former(folder: Path, drawn: AbstractSet[Path | None]) -> None:
+    """Pictures of a former evaluation are of other weights or cases; they go once there are new ones."""
+    for path in (*folder.glob("epoch_*_worst-*.png"), *folder.glob("folds_worst-*.png")):
+        if path not in drawn:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def write_table(evaluation: Evaluation, path: Path) -> None:
@@ -171,7 +181,7 @@ def _worst(
     names: tuple[str, ...],
     count: int,
     folder: Path,
-    epoch: int,
+    epoch: int | None,
     stop: StopRequest,
 ) -> tuple[Worst, ...]:
     """The cases with the lowest mean Dice over the classes that count in them, the worst first."""
@@ -196,7 +206,13 @@ def _worst(
 
 
 def _picture(
-    validator: Validator, index: int, score: CaseScore, role: str, names: tuple[str, ...], folder: Path, epoch: int
+    validator: Validator,
+    index: int,
+    score: CaseScore,
+    role: str,
+    names: tuple[str, ...],
+    folder: Path,
+    epoch: int | None,
 ) -> Path:
     recipe: Recipe = validator.recipe
     judged = validator.judge(index)

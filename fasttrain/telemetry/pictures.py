@@ -56,22 +56,26 @@ class Plane:
 
 @dataclass(frozen=True, eq=False)
 class CasePicture:
-    """What is shown of a case: its planes, the foreground classes in order of their index, and the Dice of each."""
+    """What is shown of a case: its planes, the foreground classes in order of their index, and the Dice of each.
+
+    epoch: of the weights; None where the networks of several folds answered.
+    """
 
     case: str
     role: str
-    epoch: int
+    epoch: int | None
     planes: tuple[Plane, ...]
     class_names: tuple[str, ...]
     dice: tuple[float | None, ...]
 
 
 def write_picture(picture: CasePicture, folder: Path) -> Path:
-    """Draws `picture` into `folder` as `epoch_0010_worst_CASE.png`; raises StorageError where it cannot be written."""
+    """Draws `picture` into `folder` as `epoch_0010_worst_CASE.png`, or `folds_worst_CASE.png` where networks of several folds
+    answered; raises StorageError where it cannot be written."""
     return save_figure(draw_case(picture), picture_place(folder, picture.epoch, picture.role, picture.case))
 
 
-def picture_place(folder: Path, epoch: int, role: str, case: str) -> Path:
+def picture_place(folder: Path, epoch: int | None, role: str, case: str) -> Path:
     """Where a case's picture goes in `folder`, which is made; raises StorageError where it cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,10 +85,10 @@ def picture_place(folder: Path, epoch: int, role: str, case: str) -> Path:
     return folder / os.fsdecode(picture_name(epoch, role, case).encode("utf-8"))
 
 
-def picture_name(epoch: int, role: str, case: str) -> str:
+def picture_name(epoch: int | None, role: str, case: str) -> str:
     """The file of a case's picture: what no file name can hold in the case's name is replaced, and its length bounded."""
     plain = re.sub(r"[^\w.-]+", "_", case).encode()[:_NAME_BYTES].decode(errors="ignore")
-    return f"epoch_{epoch:04d}_{role}_{plain}.png"
+    return f"{'folds' if epoch is None else f'epoch_{epoch:04d}'}_{role}_{plain}.png"
 
 
 def drop_pictures(folder: Path, first_epoch: int, last_epoch: int | None = None) -> int:
@@ -253,7 +257,8 @@ def _add_legend(
 def _title(picture: CasePicture) -> str:
     counted = [value for value in picture.dice if value is not None]
     mean = sum(counted) / len(counted) if counted else None
-    return f"{_short(picture.case, 60)}: {picture.role} case of epoch {picture.epoch}, mean Dice {_number(mean)}"
+    of = "all folds" if picture.epoch is None else f"epoch {picture.epoch}"
+    return f"{_short(picture.case, 60)}: {picture.role} case of {of}, mean Dice {_number(mean)}"
 
 
 def _number(dice: float | None) -> str:

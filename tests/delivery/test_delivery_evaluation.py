@@ -13,7 +13,7 @@ import pytest
 from fasttrain.cli.main import run as command_line
 from fasttrain.delivery import evaluate, evaluate_in_full, mirrored, open_run
 from fasttrain.engine.run import RunResult
-from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import DataError, RecipeError, StorageError
 
 
@@ -46,6 +46,25 @@ def test_every_case_and_class_is_measured_and_the_worst_are_drawn(
     interval = found.intervals["dice"][0]
     assert interval is not None
     assert interval.low <= found.scores.summary.dice <= interval.high
+
+
+def test_former_pictures_go_once_there_are_new_ones_and_not_before(whole_run: RunResult, tmp_path: Path) -> None:
+    former = [tmp_path / "epoch_0001_worst-3_gone.png", tmp_path / "folds_worst-1_gone.png"]
+    for path in (*former, tmp_path / "mine.png"):
+        path.write_bytes(b"a picture")
+    stop = StopRequest()
+
+    def interrupted(done: int, total: int, within: str = "") -> None:
+        stop.ask("the test", 130)
+
+    with pytest.raises(Stopped):
+        evaluate_in_full(
+            open_run(whole_run.run, "cpu"), "validation", None, tmp_path, interrupted, stop, 1.0, False, worst=1
+        )
+    assert all(path.exists() for path in former)
+    drawn = full(open_run(whole_run.run, "cpu"), "validation", None, tmp_path, surfaces=False, worst=1).worst[0].picture
+    assert drawn is not None
+    assert {path.name for path in tmp_path.glob("*.png")} == {drawn.name, "mine.png"}
 
 
 def test_without_surfaces_none_is_measured(whole_run: RunResult, tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def test_odd_names_of_case_and_class_are_drawn_under_a_name_that_a_folder_can_ho
 def test_a_usual_name_stays_as_it_is() -> None:
     assert picture_name(10, "worst", "hippocampus_001") == "epoch_0010_worst_hippocampus_001.png"
     assert picture_name(12345, "median", "a-b.c_1") == "epoch_12345_median_a-b.c_1.png"
+    assert picture_name(None, "worst-1", "a") == "folds_worst-1_a.png"
 
 
 def test_pictures_of_dropped_epochs_go_and_nothing_else(tmp_path: Path) -> None:
