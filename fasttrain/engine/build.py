@@ -117,7 +117,7 @@ def build(
         plan.compile,
         plan.cuda_graphs,
         unpacking(recipe),
-        None if ranks.place.alone else DataParallel(ranks.place.ranks, recipe.training.accumulate),
+        None if ranks.place.alone else _together(ranks.place, recipe),
     )
     state = TrainState(step)
     state.progress.effective_batch, state.progress.epoch_steps = plan.sizes.effective_batch, plan.sizes.steps_per_epoch
@@ -133,10 +133,11 @@ def build(
         keep_predictions=recipe.output.pictures != "off",
         ranks=ranks,
     )
-    if not ranks.place.leads:
-        # What the network draws itself, such as dropout, is another's on every rank
-        torch.manual_seed(recipe.training.seed + ranks.place.rank)
     return Assembly(state, trainer, validator)
+
+
+def _together(place: Place, recipe: Recipe) -> DataParallel:
+    return DataParallel(place.ranks, recipe.training.accumulate, place.rank, recipe.training.seed)
 
 
 def _batches(

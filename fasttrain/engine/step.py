@@ -151,6 +151,7 @@ class Step:
     def _prepare(self, learning_rate: float, number: int) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        self.together.before_step(number)
         if self.ema is not None:
             self.ema.before_step(number)
 

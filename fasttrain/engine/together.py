@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +33,10 @@ class Together(Protocol):
         """The network whose backward pass leaves the mean gradients of all ranks."""
         ...
 
+    def before_step(self, number: int) -> None:
+        """The `number`th step of the run is next, from 0."""
+        ...
+
     def inner_pass(self, wrapped: object) -> AbstractContextManager[None]:
         """The scope of a forward and backward pass after which more of the same step follow: nothing is sent."""
         ...
@@ -54,6 +59,9 @@ class Alone:
         """The network as it is."""
         return network
 
+    def before_step(self, number: int) -> None:
+        """Nothing is to be done."""
+
     def inner_pass(self, wrapped: object) -> AbstractContextManager[None]:
         """A scope of no meaning."""
         return contextlib.nullcontext()
@@ -70,11 +78,15 @@ class DataParallel:
     """torch's DistributedDataParallel over the default process group: gradients travel in buckets beside the backward pass.
 
     passes: of a step. Where there are several, the graph cannot be told to be static: torch fails where the first pass of all is
-    one after which nothing is sent.
+    one after which nothing is sent. seed: what the network draws itself, such as dropout, is another's on every rank. The first
+    one's generators are saved; on the others they are a function of seed, rank and step, so that a resume finds them again.
     """
 
-    def __init__(self, ranks: int, passes: int = 1) -> None:
+    def __init__(self, ranks: int, passes: int = 1, rank: int = 0, seed: int = 0) -> None:
         self.ranks = ranks
+        self._rank = rank
+        self._seed = seed
+        self._generator: torch.Generator | None = None
         self.static_graph = passes == 1
 
     def wrap(self, network: nn.Module) -> nn.Module:
@@ -82,6 +94,7 @@ class DataParallel:
         from torch.nn.parallel import DistributedDataParallel
 
         device = next(network.parameters()).device
+        self.draw_from(network)
         # Steps run on a stream of their own before one is recorded; the recorded ones, which are nearly all, know no streams
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         # Of filters of one voxel, whose strides channels-last leaves open: their few gradients are copied
@@ -99,6 +112,20 @@ class DataParallel:
         if stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream)
         return wrapped
+
+    def draw_from(self, network: nn.Module) -> None:
+        """Takes charge of the generator of the network's device, but for the first rank's."""
+        device = next(network.parameters()).device
+        if self._rank and device.type == "cuda":
+            self._generator = torch.cuda.default_generators[device.index or 0]
+        elif self._rank:
+            self._generator = torch.default_generator
+
+    def before_step(self, number: int) -> None:
+        """Sets what a rank beside the first draws from, a recorded step too."""
+        if self._generator is not None:
+            words = f"{self._seed} {self._rank} {number}".encode()
+            self._generator.manual_seed(int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little"))
 
     def inner_pass(self, wrapped: object) -> AbstractContextManager[None]:
         """DistributedDataParallel's own `no_sync`."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fasttrain import load_recipe
 from fasttrain.data.sources.phantom import ensure_phantoms
@@ -14,6 +15,7 @@ from fasttrain.engine.following import follow
 from fasttrain.engine.orders import Over
 from fasttrain.engine.run import resume, train
 from fasttrain.engine.stop import StopRequest
+from fasttrain.engine.together import DataParallel
 from fasttrain.machine.ranks import ONLY_ONE
 from fasttrain.recipe.data_spec import PhantomSource
 from fasttrain.telemetry.events import StepLogged
@@ -150,3 +152,33 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert len(counts) == 12
     assert set(counts.values()) == {2}, counts
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
+
+
+def test_a_resume_draws_the_dropout_of_every_rank_as_an_unbroken_run_does(
+    tiny_values: dict, fourteen: Path, tmp_path: Path
+) -> None:
+    network = {**SETTINGS["network"], "dropout": 0.5}
+    values = {**tiny_values, **SETTINGS, "network": network, "training.batch_size": 2}
+    unbroken = in_ranks(2, trained, values, fourteen, tmp_path / "unbroken")[0][0]
+    first = in_ranks(2, trained, values, fourteen, tmp_path / "broken", 1)[0][0]
+    rest = in_ranks(2, trained, values, fourteen, tmp_path / "broken", 0, True)[0][0]
+    assert 0 < len(first) < len(unbroken) == 6
+    assert first + rest == unbroken
+
+
+def test_ranks_draw_dropout_apart_and_each_step_anew() -> None:
+    drawn = set()
+    network = torch.nn.Linear(1, 1)
+    for rank, step in ((1, 0), (1, 1), (2, 0), (1, 0)):
+        together = DataParallel(3, 1, rank, 7)
+        together.draw_from(network)
+        together.before_step(step)
+        drawn.add(float(torch.rand(())))
+    assert len(drawn) == 3
+    torch.manual_seed(5)
+    expected = float(torch.rand(()))
+    torch.manual_seed(5)
+    first = DataParallel(3, 1, 0, 7)
+    first.draw_from(network)
+    first.before_step(3)
+    assert float(torch.rand(())) == expected, "the first rank's generators are those of its checkpoint"
