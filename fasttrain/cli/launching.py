@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -67,7 +68,12 @@ def launched(gpus: str | None, device: str) -> int | None:
             )
         return None
     count = count_of(gpus, device)
-    return None if count == 1 else _Launch(count).run()
+    return None if count == 1 else launch(count, _without_option(SEVERAL.given))
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> int:
+    """Starts so many ranks of a command line, which they follow, and returns their exit code; raises as `launched` does."""
+    return _Launch(ranks, arguments).run()
 
 
 def count_of(gpus: str, device: str) -> int:
@@ -127,8 +133,9 @@ def _cards() -> tuple[int, str]:
 class _Launch:
     """One start of so many ranks."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, arguments: Sequence[str] = ()) -> None:
         self._ranks = ranks
+        self._arguments = tuple(arguments)
         self._notes = OwnLauncher(os.getpid(), Path(tempfile.mkdtemp(prefix="fasttrain-ranks-")))
         self._first_at = 0.0
         self._asked: int | None = None
@@ -196,7 +203,7 @@ class _Launch:
         )
         if self._asked is None:
             self._begun = True
-            launch_agent(config, sys.executable, ["-m", "fasttrain", *_without_option(SEVERAL.given)])
+            launch_agent(config, sys.executable, ["-m", "fasttrain", *self._arguments])
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
         """To each rank, once; a second signal ends all at once."""

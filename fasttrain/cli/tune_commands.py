@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fasttrain.cli.launching import count_of
+from fasttrain.cli.launching import count_of, launch
 from fasttrain.cli.limit_options import (
     MaxCostOption,
     MaxHoursOption,
@@ -53,8 +53,8 @@ TuneGpusOption = Annotated[
     str | None,
     typer.Option(
         "--gpus",
-        help="Measure each trial with so many GPUs of this machine together, for `train --tuned --gpus N`; with --device cpu so "
-        "many processes.",
+        help="Take each trial's steps (and those of the run) with so many GPUs of this machine together; with --device cpu with "
+        "so many processes.",
         metavar="N|all",
     ),
 ]
@@ -163,12 +163,6 @@ def tune_command(
     limits.check_score(resolved.recipe.task_facts)
     wants_gpu(device)
     ranks = 1 if gpus is None else count_of(gpus, device)
-    if ranks > 1 and not no_train:
-        name = shlex.quote(recipe)
-        raise RecipeError(
-            f"--gpus {gpus}: `tune` trains on one GPU alone; with the same options give `fasttrain tune --recipe {name} --gpus "
-            f"{gpus} --no-train`, then `fasttrain train --recipe {name} --gpus {gpus} --tuned`"
-        )
     kind = resolved.recipe.network.kind
     options = replace(
         _options(resolved, prefer, margin, sizes, trials, budget, trial_time, ranks),
@@ -181,7 +175,17 @@ def tune_command(
     command = TuneStudy(resolved, data, run, device, options, json, wide=True)
     with stop_on_signals() as stop:
         code = command.study(stop, told=no_train)
-        return code if code or no_train else command.train(stop, limits)
+        if code or no_train:
+            return code
+        if ranks == 1:
+            return command.train(stop, limits)
+    # What was found is in the machine's cache folder; a value that was tuned must not be set, too
+    kept = [text for text in sets if text.partition("=")[0].strip() not in command.found_settings]
+    words = ["train", "--recipe", recipe, "--tuned", "--run", str(command.folder.path), "--device", device]
+    words += [f"--set={text}" for text in kept] + shlex.split(limits.options)
+    words += ["--data", str(data)] if data is not None else []
+    words += ["--fold", fold] if fold is not None else []
+    return launch(ranks, [*words, "--json"] if json else words)
 
 
 def _options(

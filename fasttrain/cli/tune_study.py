@@ -118,6 +118,11 @@ class TuneStudy:
             self._print("done")
         return EXIT_DONE
 
+    @property
+    def found_settings(self) -> dict[str, Any]:
+        """{key: value} that was found, as far as the study came."""
+        return dict(self.batches.settings) if self.batches is not None else {}
+
     def train(self, stop: StopRequest, limits: Limits) -> int:
         """The full run with what was found; its hours and cost are counted from the process's start on."""
         from fasttrain.cli.run_commands import _load_engine, _stopped, process_start

@@ -195,8 +195,6 @@ def test_ctrl_c_keeps_the_table_so_far(folder: Folder) -> None:
         (["tune-batch", "-r", "demo", "--gpus", "0"], "--gpus 0: should be a number from 1, or all"),
         (["tune-batch", "-r", "demo", "--gpus", "all", "--device", "cpu"], "--gpus all with --device cpu: there is no number"),
         (["tune-batch", "-r", "demo", "--gpus", "2", "--device", "cuda:1"], "--gpus 2 with --device cuda:1, which is one card"),
-        (["tune", "-r", "demo", "--gpus", "2", "--device", "cpu"],
-         "`fasttrain tune --recipe demo --gpus 2 --no-train`, then `fasttrain train --recipe demo --gpus 2 --tuned`"),
         (["tune-batch"], "missing option '--recipe'"),
         (["tune", "-r", "demo", "--stitching", "tpu"], "--stitching tpu: there is no such choice"),
         (["tune", "-r", "demo", "--caches", "gpuu"], "--caches gpuu: there is no such choice; did you mean gpu?"),

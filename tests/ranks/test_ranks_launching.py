@@ -250,3 +250,52 @@ def test_a_rank_that_is_killed_ends_all_with_one_sentence(tmp_path: Path) -> Non
     assert (summary["status"], summary["exit_code"]) == ("failed", 137)
     assert summary["error"].startswith("rank 1 on ")
     assert finished.read_text() == f"137 {run}\n"
+
+
+def test_tune_trains_with_as_many_ranks_as_it_measured(tmp_path: Path) -> None:
+    run, finished = tmp_path / "run", tmp_path / "finished"
+    words = [
+        "tune",
+        "--recipe",
+        "demo",
+        "--data",
+        str(tmp_path / "data"),
+        "--run",
+        str(run),
+        "--device",
+        "cpu",
+        "--json",
+    ]
+    words += [
+        "--gpus",
+        "2",
+        "--budget",
+        "8s",
+        "--batch-sizes",
+        "1",
+        "--caches",
+        "memory",
+        "--workers",
+        "0",
+        "--max-hours",
+        "1",
+    ]
+    sets = [*SETTINGS, "training.batch_size=1", "training.epochs=2", "validation.every=2"]
+    words += [part for setting in sets for part in ("--set", setting)]
+    words += ["--on-finish", f"echo $FASTTRAIN_EXIT_CODE $FASTTRAIN_RUN >> {finished}"]
+    environ = {**os.environ, "FASTTRAIN_CACHE": str(tmp_path / "cache")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "fasttrain", *words],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=environ,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    assert (document["status"], document["run"]) == ("done", str(run))
+    sizes = json.loads((run / "plan.json").read_text())["sizes"]
+    assert (sizes["ranks"], sizes["effective_batch"]) == (2, 2)
+    assert (run / "tune" / "lock.json").exists()
+    assert finished.read_text() == f"0 {run}\n"
