@@ -6,6 +6,7 @@ by the way, it is printed with its traceback and then lost.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -26,6 +27,8 @@ _CODES = {
 
 def end_on_signals() -> None:
     """From now on, where no command's own answer is in place."""
+    # What is registered first comes last
+    atexit.register(_ignore)
     try:
         _answer(_end)
     except KeyboardInterrupt:
@@ -53,6 +56,11 @@ def _answer(handler: object) -> None:
         # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front, and nohup a lost terminal
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _ignore() -> None:
+    """The interpreter takes handlers back before it unloads torch, which takes a while: the exit code must not be lost in it."""
+    _answer(signal.SIG_IGN)
 
 
 def _end(number: int, frame: object) -> None:

@@ -173,7 +173,8 @@ def postgres(folder: Path) -> Iterator[str]:
             time.sleep(0.1)
         yield f"postgresql://fasttrain@127.0.0.1:{port}/postgres"
     finally:
-        server.send_signal(signal.SIGINT)
+        stop = [*user, str(binaries[-1] / "pg_ctl"), "-D", str(place), "stop", "-m", "immediate"]
+        subprocess.run(stop, check=True, stdout=subprocess.DEVNULL)
         server.wait()
 
 

@@ -212,3 +212,30 @@ with stop_on_signals() as stop:
     )
     code, out, _, _ = ended(process)
     assert (code, out) == (0, "here\nFalse\n9\n")
+
+
+SLOW_TO_UNLOAD = """
+import os, sys, time
+from fasttrain.cli.main import run
+
+class Slow:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        write(2, b"unloading\\n")
+        sleep(0.5)
+
+kept = Slow()
+sys.argv = ["fasttrain", *sys.argv[1:]]
+run()
+"""
+
+
+@pytest.mark.parametrize(("words", "code"), [(["recipes", "list"], 0), (["recipes", "show", "dem"], 2)])
+def test_a_signal_while_the_interpreter_unloads_takes_no_exit_code_away(words: list[str], code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_UNLOAD, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line == "unloading\n":
+            process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == code
