@@ -99,12 +99,11 @@ def faults_of_search(recipe: Recipe, check: Check) -> Iterator[Fault]:
     space = recipe.search.space
     named = list(_faults_of_names(recipe, space))
     yield from named
-    if named:
-        return
     raw = {**recipe.model_dump(mode="python"), "search": None}
-    alone = list(_faults_alone(raw, space, check))
+    misnamed = {keys[2] for keys, _ in named}
+    alone = list(_faults_alone(raw, {path: space[path] for path in space if path not in misnamed}, check))
     yield from alone
-    if not alone:
+    if not named and not alone:
         base = _beside(space)
         for fault in _tried(raw, base, check):
             yield _at(fault, base)
@@ -114,10 +113,15 @@ def _faults_alone(raw: dict[str, Any], space: Mapping[str, Entry], check: Check)
     """Of each entry beside the recipe's own values, and what its `when` asks for."""
     told: set[tuple[str, Fault]] = set()
     for path in in_order(space):
+        refused = False
         for value, key in tried_values(space[path]):
+            if refused and key == "kind":
+                # What is wrong at an end is mostly wrong between them, too
+                continue
             values = {path: value}
             _satisfy(space, path, values)
             for fault in _tried(raw, values, check):
+                refused = True
                 if (path, fault) not in told:
                     told.add((path, fault))
                     where = "" if dotted(fault[0]) == path else f"{dotted(fault[0])}: "
@@ -157,12 +161,12 @@ def _satisfy(space: Mapping[str, Entry], path: str, values: dict[str, Any]) -> N
 
 
 def tried_values(entry: Entry) -> list[tuple[Any, str]]:
-    """(value, key of the entry) of both ends and of one between, or of every choice."""
+    """(value, key of the entry) of both ends and then of one between, or of every choice."""
     if isinstance(entry, Choice):
         return [(choice, "choices") for choice in entry.choices]
     if isinstance(entry, IntRange) or entry.step is not None:
         return [(entry.low, "low"), (entry.high, "high")]
-    return [(entry.low, "low"), (entry.low + _INSIDE * (entry.high - entry.low), "kind"), (entry.high, "high")]
+    return [(entry.low, "low"), (entry.high, "high"), (entry.low + _INSIDE * (entry.high - entry.low), "kind")]
 
 
 def _faults_of_names(recipe: Recipe, space: Mapping[str, Entry]) -> Iterator[Fault]:

@@ -48,6 +48,18 @@ def test_every_range_is_tried_at_both_ends_and_all_faults_come_at_once() -> None
     assert "low" not in told.split("augment.noise.probability")[1].split("\n")[0].replace("low:", "")
 
 
+def test_a_misspelt_name_hides_no_fault_of_another_and_an_end_that_is_refused_is_told_once() -> None:
+    told = faults_of(
+        optimizer__learning_rte=LOG,
+        optimizer__weight_decay={"kind": "float", "low": -1, "high": 1},
+        training__batch_size={"kind": "int", "low": -2, "high": 8},
+    ).splitlines()
+    assert len(told) == 3, told
+    assert "optimizer.learning_rte: a recipe has no value of that name" in told[0]
+    assert "optimizer.weight_decay.low: -1 cannot be" in told[1]
+    assert "training.batch_size.low: -2 cannot be" in told[2]
+
+
 def test_a_number_with_a_fraction_does_not_fit_a_whole_one() -> None:
     assert "training.batch_size" in faults_of(training__batch_size={"kind": "float", "low": 1, "high": 4})
     searched(training__batch_size={"kind": "int", "low": 1, "high": 4})
