@@ -18,6 +18,20 @@ from fasttrain.studies.search.running import Search, Wanted
 
 Script = Callable[[dict[str, Any]], "list[dict[str, Any]] | None"]
 """Takes a task; gives the words that its worker says, or None where it dies."""
+PART = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from search_parts import MadePool, ended, made_search
+def slow(task):
+    time.sleep(0.15)
+    return [ended()]
+pool = MadePool(slow)
+search, told = made_search(Path(sys.argv[1]), pool, storage=sys.argv[2], trials=9)
+search.run()
+print(*(Path(task["run"]).name for task in pool.tasks))
+"""
+"""One of several processes that share a study: folder, storage, the folder of this file; says which runs it trained."""
 
 
 def ended(score: float | None = 0.5, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from search_parts import MadePool, ended, made_search, recipe_with, states
+from search_parts import PART, MadePool, ended, made_search, recipe_with, states
 
 from fasttrain.studies.search import processes, storage
 from fasttrain.studies.search.study import counted_trials
@@ -68,21 +68,6 @@ def url() -> Iterator[str]:
         subprocess.run(stop, capture_output=True, cwd=folder)
         server.wait(20)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-PART = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-from search_parts import MadePool, ended, made_search
-def slow(task):
-    time.sleep(0.15)
-    return [ended()]
-pool = MadePool(slow)
-search, told = made_search(Path(sys.argv[1]), pool, storage=sys.argv[2], trials=9)
-search.run()
-print(*(Path(task["run"]).name for task in pool.tasks))
-"""
 
 
 def test_two_processes_share_it_and_no_trial_runs_twice(url: str, tmp_path: Path) -> None:

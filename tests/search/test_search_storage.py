@@ -76,7 +76,7 @@ def test_a_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     thread.join()
     assert time.monotonic() - began > 1.0
     assert len(told) == 1
-    assert "does not answer" in told[0]
+    assert "does not answer (database is locked)" in told[0]
     assert study.trials[0].value == 0.5
 
 

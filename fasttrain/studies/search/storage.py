@@ -128,6 +128,8 @@ def _opened(optuna: Any, place: Place, stale: Callable[[Any, Any], None] | None)
     settings: dict[str, Any] = {"pool_pre_ping": True}
     if place.kind == SQLITE:
         settings["connect_args"] = {"timeout": BUSY_SECONDS}
+    elif place.url.startswith("mysql+pymysql:"):
+        settings["connect_args"] = _mysql_password(place.url)
     return optuna.storages.RDBStorage(
         place.url,
         engine_kwargs=settings,
@@ -135,6 +137,18 @@ def _opened(optuna: Any, place: Place, stale: Callable[[Any, Any], None] | None)
         grace_period=GRACE_SECONDS,
         heartbeat_stale_trial_callback=stale,
     )
+
+
+def _mysql_password(url: str) -> dict[str, str]:
+    """Where PyMySQL takes a password that the URL does not hold, as the clients of MySQL do; those of PostgreSQL look by
+    themselves.
+    """
+    if _PASSWORD.search(url):
+        return {}
+    if "MYSQL_PWD" in os.environ:
+        return {"password": os.environ["MYSQL_PWD"]}
+    options = Path("~/.my.cnf").expanduser()
+    return {"read_default_file": str(options)} if options.is_file() else {}
 
 
 def _made_twice(error: BaseException) -> bool:
@@ -157,7 +171,7 @@ def patiently(place: Place, ask: Callable[[], Found], waiting: Callable[[str], N
             if time.monotonic() - began > PATIENCE_SECONDS:
                 raise _unusable(place, error) from error
             if not told:
-                waiting(f"the study's storage does not answer ({_first_line(error)}); it is asked again")
+                waiting(f"the study's storage does not answer ({_first_line(_chain(error)[-1])}); it is asked again")
                 told = True
             time.sleep(pause)
             pause = min(pause * 1.5, 5.0)
@@ -192,5 +206,7 @@ def _unusable(place: Place, error: BaseException) -> StorageError:
 
 
 def _first_line(error: BaseException) -> str:
-    text = os.fsdecode(str(error)) if str(error) else type(error).__name__
+    # MySQL's faults are a number and a sentence
+    said = error.args[1] if len(error.args) == 2 and isinstance(error.args[1], str) else str(error)
+    text = os.fsdecode(said) if said else type(error).__name__
     return without_password(text.splitlines()[0])[:200]
