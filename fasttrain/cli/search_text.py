@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from fasttrain.cli.figures import duration_text, one_line, share_text
@@ -9,6 +10,7 @@ from fasttrain.wording import counted
 
 _MOST_FAILURES = 5
 _MOST_VALUES = 6
+_MOST_EPOCHS = 6
 
 
 def rows_of(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -65,8 +67,11 @@ def _dead(found: dict[str, Any]) -> str:
 def _pruning(found: dict[str, Any]) -> str:
     if found["pruning_rate"] is None:
         return ""
-    epochs = found["pruned_after_epochs"]
-    after = f", after {', '.join(map(str, epochs))} epochs" if 0 < len(epochs) <= 12 else ""
+    epochs = Counter(found["pruned_after_epochs"])
+    if len(epochs) <= _MOST_EPOCHS:
+        after = "".join(f", {number} after epoch {epoch}" for epoch, number in sorted(epochs.items()))
+    else:
+        after = f", after epochs {min(epochs)} to {max(epochs)}"
     return f"{found['pruning_rate']:.0%} of the trials that ended by themselves{after}"
 
 
