@@ -80,5 +80,9 @@ def _is_silent(number: int) -> bool:
     """Of several ranks the first has the word, and none where the launcher ends those that are left when one has ended."""
     _, _, launch = os.environ.get("FASTTRAIN_LAUNCHER", "").partition(":")
     if launch and number == signal.SIGTERM and not os.path.exists(os.path.join(launch, "asked")):
+        if os.environ.get("RANK") == "0":
+            # It may have been meant for this rank, or for all that the machine runs: who started it then has the word
+            with contextlib.suppress(OSError):
+                os.close(os.open(os.path.join(launch, "unsaid"), os.O_CREAT | os.O_WRONLY))
         return True
     return "WORLD_SIZE" in os.environ and os.environ.get("RANK", "0") != "0"

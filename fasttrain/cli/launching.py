@@ -48,6 +48,8 @@ _MOST_SECONDS_TO_END = 120.0
 _SECONDS_TO_SHUT_DOWN = 18
 """For the ranks that are left when one has ended."""
 _ONE_AND_THE_SAME_SECONDS = 0.2
+_CPU_RANKS = 8
+"""As many may be tried on any machine; more than there are CPUs only wait for each other, and a slip of a digit fills it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -85,6 +87,10 @@ def count_of(gpus: str, device: str) -> int:
         if number is None:
             raise RecipeError(
                 f"{_OPTION} all with --device cpu: there is no number of GPUs to go by; name one, such as {_OPTION} 2"
+            )
+        if number > (most := max(cpu_limit(), _CPU_RANKS)):
+            raise MachineError(
+                f"{_OPTION} {gpus} with --device cpu: {cpu_limit()} CPUs may be used here; say {_OPTION} {most} or less"
             )
         return number
     if ":" in device and number != 1:
@@ -224,8 +230,6 @@ class _Launch:
         if error is None and (self._begun or self._asked is None):
             return 0
         if error is None:
-            name = "Ctrl-C" if self._asked == signal.SIGINT else signal.Signals(self._asked or signal.SIGTERM).name
-            print(f"fasttrain: stopped by {name}", file=sys.stderr)
             return self._stopped()
         failures = getattr(error, "failures", None)
         if not failures:
@@ -240,11 +244,16 @@ class _Launch:
             if self._asked is not None and code < 0:
                 return self._stopped()
             raise LostRankError(_told_of(*killed[0], self._notes.told("run"), self._ranks))
+        if code == EXIT_TERMINATED and self._notes.unsaid:
+            return self._stopped()
         if lost and self._asked is None and not self._notes.told("said"):
             raise LostRankError(lost) if code < 0 or code == EXIT_LOST_RANK else OtherRankError(lost, code)
         return code if code >= 0 else EXIT_LOST_RANK
 
     def _stopped(self) -> int:
+        """Of ranks none of which has said so."""
+        name = "Ctrl-C" if self._asked == signal.SIGINT else signal.Signals(self._asked or signal.SIGTERM).name
+        print(f"fasttrain: stopped by {name}", file=sys.stderr)
         return EXIT_INTERRUPTED if self._asked == signal.SIGINT else EXIT_TERMINATED
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from fasttrain.errors import MachineError
+from fasttrain.errors import LostRankError, MachineError
 from fasttrain.machine.patience import within
 from fasttrain.machine.place import Place
 
@@ -22,13 +22,18 @@ _TELL_AFTER_SECONDS = 20.0
 _TO_LISTEN_SECONDS = 60.0
 """Ranks that are started by hand may begin at different times, and load torch first."""
 _TO_COME_SECONDS = 600.0
+_TO_COME_TOGETHER_SECONDS = 40.0
+"""Where a launcher began all on one machine at once, whose memory holds what they load: one that is later stands still."""
+_TO_LET_SPEAK_SECONDS = 2.0
+"""For the first of those that are there: one sentence is enough, and the launcher ends the others."""
 _POLL_SECONDS = 0.2
 
 
 def meet(place: Place, tell: Callable[[str], None] = lambda sentence: None) -> Store:
     """The store of this start of the ranks, once all are there. tell: hears who is waited for after 20 s.
 
-    Raises MachineError with what is in the way: a port that is taken, an address where nothing listens, ranks that do not come.
+    Raises MachineError with what is in the way: a port that is taken, an address where nothing listens, ranks that do not come;
+    LostRankError where they were begun with this one and stand still.
     """
     from torch.distributed import PrefixStore
 
@@ -118,27 +123,33 @@ def _wait_for_door(place: Place, host: str, port: int, tell: Callable[[str], Non
 
 def _wait_for_all(place: Place, store: Store, tell: Callable[[str], None]) -> None:
     began, told, all_there = time.monotonic(), False, "all"
+    together = place.local_ranks == place.ranks and "TORCHELASTIC_RUN_ID" in os.environ
+    most = _TO_COME_TOGETHER_SECONDS if together else _TO_COME_SECONDS
     store.set(f"here/{place.rank}", socket.gethostname())
     missing = list(range(place.ranks))
     while True:
-        if place.leads:
-            missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
-            if not missing:
-                store.set(all_there, "")
-                return
-        elif store.check([all_there]):
+        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+        if place.leads and not missing:
+            store.set(all_there, "")
+            return
+        if not place.leads and store.check([all_there]):
             return
         waited = time.monotonic() - began
-        named = (
-            f"rank {', '.join(map(str, missing[:8]))}{' …' if len(missing) > 8 else ''}" if place.leads else "all ranks"
-        )
-        if waited > _TO_COME_SECONDS:
-            raise MachineError(
-                f"{named} of {place.ranks} did not come within {waited:.0f} s; start all of them, with one WORLD_SIZE"
+        # The first one alone may be late with its word that all are there
+        named = f"rank {', '.join(map(str, missing[:8])) or 0}{' …' if len(missing) > 8 else ''}"
+        speaks = place.rank == min(set(range(place.ranks)) - set(missing))
+        if waited > most + (0 if speaks else _TO_LET_SPEAK_SECONDS):
+            if not together:
+                raise MachineError(
+                    f"{named} of {place.ranks} did not come within {waited:.0f} s; start all of them, with one WORLD_SIZE"
+                )
+            raise LostRankError(
+                f"{named} of {place.ranks} did not come within {waited:.0f} s of the others: its process is frozen, or waits "
+                "for a disk or a driver"
             )
         if waited > _TELL_AFTER_SECONDS and not told and place.leads:
             told = True
-            tell(f"waiting for {named} of {place.ranks} to come, for at most {_TO_COME_SECONDS:.0f} s")
+            tell(f"waiting for {named} of {place.ranks} to come, for at most {most:.0f} s")
         time.sleep(_POLL_SECONDS)
 
 

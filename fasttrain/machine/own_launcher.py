@@ -12,6 +12,7 @@ from typing import Any
 VARIABLE = "FASTTRAIN_LAUNCHER"
 """`PID:FOLDER` of the process that started this rank; not set where another launcher did."""
 _ASKED = "asked"
+_UNSAID = "unsaid"
 
 
 class OwnLauncher:
@@ -30,6 +31,11 @@ class OwnLauncher:
     def asked(self) -> bool:
         """Whether the user asked for the stop: else a SIGTERM is the launcher's own, since another rank has ended."""
         return (self.folder / _ASKED).exists()
+
+    @property
+    def unsaid(self) -> bool:
+        """Whether a signal ended the first rank so early that it left the word to who started it."""
+        return (self.folder / _UNSAID).exists()
 
     def ask(self) -> None:
         """The user asks for a stop, of which all ranks are told next."""

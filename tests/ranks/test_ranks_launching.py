@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from fasttrain.cli import launching
 from fasttrain.cli.launching import count_of, launched
 from fasttrain.cli.on_finish import OnFinish
 from fasttrain.engine.resuming.auto import run_of_command
-from fasttrain.errors import LostRankError, MachineError, OtherRankError, RecipeError
+from fasttrain.errors import MachineError, RecipeError
 from fasttrain.machine import driver as drivers
 from fasttrain.machine.driver import Card, Driver
 from fasttrain.machine.own_launcher import VARIABLE, OwnLauncher, own_launcher
@@ -85,6 +84,15 @@ def test_processes_on_the_cpu_are_counted_by_the_user() -> None:
         count_of("all", "cpu")
 
 
+def test_more_processes_than_cpus_are_a_slip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "cpu_limit", lambda: 2)
+    assert count_of("8", "cpu") == 8
+    with pytest.raises(MachineError, match="--gpus 99999 with --device cpu: 2 CPUs may be used here; say --gpus 8 or"):
+        count_of("99999", "cpu")
+    monkeypatch.setattr(launching, "cpu_limit", lambda: 96)
+    assert count_of("96", "cpu") == 96
+
+
 def test_one_card_by_number_is_none_for_several() -> None:
     assert count_of("1", "cuda:1") == 1
     with pytest.raises(RecipeError, match="--gpus 2 with --device cuda:1, which is one card"):
@@ -146,40 +154,6 @@ def test_what_follows_the_end_is_left_to_who_started_the_ranks(tmp_path: Path, m
     asked.ask(f"touch {done}")
     asked.carry_out(6)
     assert done.exists()
-
-
-class _Failure:
-    def __init__(self, local_rank: int, exitcode: int, timestamp: int = 0) -> None:
-        self.local_rank, self.exitcode, self.timestamp = local_rank, exitcode, timestamp
-
-
-def _ended(failures: dict[int, int], **notes: object) -> launching._Launch:
-    launch = launching._Launch(4)
-    error = RuntimeError("failed")
-    error.failures = {rank: _Failure(rank, code, rank) for rank, code in failures.items()}  # type: ignore[attr-defined]
-    launch._ended.append(error)
-    launch._notes.tell(**notes)
-    return launch
-
-
-def test_the_end_of_the_ranks_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert _ended({2: 5, 0: 3})._code() == 3
-    assert _ended({2: 5, 1: 6}, said=True)._code() == 6
-    with pytest.raises(
-        LostRankError, match=r"rank 2 was killed by SIGKILL; the system .* `fasttrain resume /r --gpus 4` goes on"
-    ):
-        _ended({2: -9}, run="/r", lost=["rank 2 on h ended without a word"])._code()
-    with pytest.raises(LostRankError, match="rank 3 was killed by SIGSEGV"):
-        _ended({3: -11})._code()
-    with pytest.raises(LostRankError, match="not been heard of"):
-        _ended({0: 137, 2: -9}, lost=["rank 2 has not been heard of"], silent=True)._code()
-    with pytest.raises(OtherRankError, match="no such card") as caught:
-        _ended({1: 4}, lost=["no such card"])._code()
-    assert caught.value.exit_code == 4
-    stopped = _ended({0: 143, 1: 143}, lost=["rank 0 ended"])
-    stopped._asked = signal.SIGTERM
-    assert stopped._code() == 143
 
 
 def test_a_command_begun_anew_means_its_own_run(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 from ranks_running import free_port, in_ranks
+from torch.distributed import HashStore
 
 from fasttrain.engine import agreeing
 from fasttrain.engine.agreeing import check_cases, check_versions
-from fasttrain.errors import DataError, MachineError
+from fasttrain.errors import DataError, LostRankError, MachineError
 from fasttrain.machine import meeting
 from fasttrain.machine.meeting import meet
+from fasttrain.machine.patience import within
 from fasttrain.machine.place import Place, place, without_place
 from fasttrain.machine.ranks import Joined
 
@@ -81,6 +83,21 @@ def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert told == ["waiting for rank 1, 3 of 4 to come, for at most 1 s"]
     assert any("rank 1, 3 of 4 did not come" in str(error) for error in raised)
     assert len(raised) == 2
+
+
+@pytest.mark.parametrize(("comes", "misses"), [(0, 1), (1, 0)])
+def test_a_rank_that_stands_still_beside_those_begun_with_it_is_lost(
+    comes: int, misses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, others = HashStore(), []
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one start")
+    monkeypatch.setattr(meeting, "_TO_COME_TOGETHER_SECONDS", 0.5)
+    store.set("here/2", "")
+    with pytest.raises(LostRankError, match=rf"rank {misses} of 3 did not come within .* its process is frozen"):
+        meeting._wait_for_all(Place(comes, 3, comes, 3), store, others.append)
+    # Where some are on another machine, it may still be on its way
+    with pytest.raises(TimeoutError):
+        within(3.5, lambda: meeting._wait_for_all(Place(comes, 3, comes, 2), store, others.append))
 
 
 @pytest.mark.parametrize(
