@@ -237,6 +237,10 @@ class _Launch:
                 f"the ranks could not be started: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             )
         first = failures.get(0) or min(failures.values(), key=lambda failure: (failure.timestamp, failure.local_rank))
+        if self._notes.unsaid and self._asked is None:
+            # It was ended since another had failed, before they met
+            enders = (-signal.SIGTERM, EXIT_TERMINATED)
+            first = next((one for _, one in sorted(failures.items()) if one.exitcode not in enders), first)
         code = int(first.exitcode)
         lost = self._notes.told("lost")
         killed = [(rank, -one.exitcode) for rank, one in sorted(failures.items()) if one.exitcode < 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,10 +38,10 @@ from fasttrain.cli.signals import stop_on_signals
 from fasttrain.engine.limits import Limits, ended_by_limit, is_over
 from fasttrain.engine.resuming.auto import asked_otherwise
 from fasttrain.engine.stop import Stopped
-from fasttrain.errors import EXIT_USAGE, RecipeError
+from fasttrain.errors import EXIT_USAGE, RecipeError, StorageError
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.recipe import Recipe, resolve
-from fasttrain.run_folder import RunFolder
+from fasttrain.run_folder import RunFolder, read_record
 from fasttrain.run_paths import newest_unfinished
 
 
@@ -72,6 +73,9 @@ def resume_command(
     From its newest sound checkpoint, exactly; what could not be restored is said. The folder may have been moved, the data too
     (--data), and the device may be another. With another batch size the samples seen carry on.
     """
+    if device is None and _is_of_cpu(run or newest_unfinished()[0]):
+        # Ranks are counted, and meet, before anything else of the run is read
+        device = "cpu"
     if not SEVERAL.meet(device or "auto"):
         return SEVERAL.follow(data, device or "auto")
     ON_FINISH.belongs_to(run)
@@ -96,6 +100,19 @@ def resume_command(
     if (code := launched(gpus, device or "auto")) is not None:
         return code
     return go_on(RunFolder(run), data, device, limits, json, assignments or [])
+
+
+def _is_of_cpu(run: Path | None) -> bool:
+    """Whether the run was begun with --device cpu, which a resume keeps to."""
+    if run is None:
+        return False
+    with contextlib.suppress(StorageError):
+        # What is wrong with it is said by who opens the run
+        for folder in (RunFolder(run), RunFolder(RunFolder(run).fold(0))):
+            if folder.environment.exists():
+                record = read_record(folder.environment, {"arguments.device": str})
+                return bool(record["arguments"]["device"] == "cpu")
+    return False
 
 
 def go_on(

@@ -115,7 +115,13 @@ class Several:
         chosen = survey(device, self._seat).torch_device
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
-        self._joined = join(self._seat, chosen, self._ended_by, _tell if self._seat.leads else lambda sentence: None)
+        try:
+            self._joined = join(
+                self._seat, chosen, self._ended_by, _tell if self._seat.leads else lambda sentence: None
+            )
+        except LostRankError as error:
+            self._silent = error.silent
+            raise
         self._joined.watch.at_last = self._at_last
         from fasttrain.engine.agreeing import check_versions
 

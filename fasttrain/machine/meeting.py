@@ -22,7 +22,7 @@ _TELL_AFTER_SECONDS = 20.0
 _TO_LISTEN_SECONDS = 60.0
 """Ranks that are started by hand may begin at different times, and load torch first."""
 _TO_COME_SECONDS = 600.0
-_TO_COME_TOGETHER_SECONDS = 40.0
+_TO_COME_TOGETHER_SECONDS = 30.0
 """Where a launcher began all on one machine at once, whose memory holds what they load: one that is later stands still."""
 _TO_LET_SPEAK_SECONDS = 2.0
 """For the first of those that are there: one sentence is enough, and the launcher ends the others."""
@@ -143,10 +143,12 @@ def _wait_for_all(place: Place, store: Store, tell: Callable[[str], None]) -> No
                 raise MachineError(
                     f"{named} of {place.ranks} did not come within {waited:.0f} s; start all of them, with one WORLD_SIZE"
                 )
-            raise LostRankError(
+            lost = LostRankError(
                 f"{named} of {place.ranks} did not come within {waited:.0f} s of the others: its process is frozen, or waits "
                 "for a disk or a driver"
             )
+            lost.silent = True
+            raise lost
         if waited > _TELL_AFTER_SECONDS and not told and place.leads:
             told = True
             tell(f"waiting for {named} of {place.ranks} to come, for at most {most:.0f} s")

@@ -66,6 +66,15 @@ def test_a_stop_before_the_first_rank_can_speak_is_told(
     launch._asked = signal.SIGTERM if asked else None
     assert launch._code() == 143
     assert capsys.readouterr().err == "fasttrain: stopped by SIGTERM\n"
+    # Where another failed before, and the launcher ended the first, that one is told
+    error.failures[1] = _Failure(1, 4)  # type: ignore[attr-defined]
+    launch._notes.tell(lost=["no such card"])
+    launch._asked = None
+    with pytest.raises(OtherRankError, match="no such card") as caught:
+        launch._code()
+    assert caught.value.exit_code == 4
+    del error.failures[1]  # type: ignore[attr-defined]
+    (launch._notes.folder / "lost.json").unlink()
     # One that is signalled with the word given on says nothing twice
     (launch._notes.folder / "unsaid").unlink()
     assert launch._code() == 143

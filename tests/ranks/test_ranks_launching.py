@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -224,6 +225,12 @@ def test_a_rank_that_is_killed_ends_all_with_one_sentence(tmp_path: Path) -> Non
     assert (summary["status"], summary["exit_code"]) == ("failed", 137)
     assert summary["error"].startswith("rank 1 on ")
     assert finished.read_text() == f"137 {run}\n"
+    # What the sentence says goes on, with as many processes on the CPU
+    line = shlex.split(sentences[0].split("`")[-2])[1:]
+    again = [sys.executable, "-m", "fasttrain", *line, "--max-hours", "0.0001", "--json"]
+    ended = subprocess.run(again, capture_output=True, text=True, timeout=90)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["stopped_by"].startswith("--max-hours")
 
 
 def test_tune_trains_with_as_many_ranks_as_it_measured(tmp_path: Path) -> None:
