@@ -94,7 +94,7 @@ def test_a_trial_without_a_heartbeat_is_failed_and_gone_on_with(
     # Of another pod, whose folder cannot be seen from here
     lost.set_user_attr("process", "another-pod-1-abc")
     study._storage.record_heartbeat(lost._trial_id)
-    assert processes.reclaim(search.study, search.presence.name) == []
+    assert processes.reclaim(search.study, search.presence.name, search.asked) == []
     time.sleep(3.0)
     search.run()
     assert states(search)[0] == "FAIL"

@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,40 @@ def test_patience_ends_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StorageError, match="held it locked"):
             patiently(place, locked)
+
+
+@pytest.mark.parametrize("harm", ["deleted", "emptied", "cut", "none"])
+def test_a_file_that_is_lost_under_a_study_is_not_waited_for(harm: str, tmp_path: Path) -> None:
+    import optuna
+
+    place = place_of(None, tmp_path)
+    study = optuna.create_study(storage=open_storage(place), study_name="a")
+    trial = study.ask()
+    assert place.path is not None
+    if harm == "deleted":
+        place.path.unlink()
+    elif harm != "none":
+        os.truncate(place.path, 0 if harm == "emptied" else 5000)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="no longer there|no sound SQLite") if harm != "none" else nullcontext():
+        patiently(place, lambda: study.tell(trial, 0.5))
+        assert harm == "none"
+    assert time.monotonic() - began < 20
+
+
+def test_a_search_that_was_told_to_stop_waits_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "STOPPED_SECONDS", 0.5)
+    asked = threading.Event()
+    threading.Timer(0.5, asked.set).start()
+
+    def away() -> None:
+        raise ConnectionRefusedError("nobody answers")
+
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="nobody answers"):
+        patiently(place_of("mysql://me@host/base", tmp_path), away, stopped=asked.is_set)
+    assert 1.0 < time.monotonic() - began < 20
+    assert patiently(place_of(None, tmp_path), lambda: 3, stopped=lambda: True) == 3
 
 
 def test_an_error_that_is_none_of_the_storage_passes_at_once(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ class OneTrial:
         if ended["status"] == "stopped" or (summary.get("status") == "stopped" and summary.get("stopped_by") != PRUNED):
             self._interrupted(f"interrupted by {self.search.stop.reason}")
         elif ended["status"] == "died":
-            text = give_up(self.study, self._frozen(), ended["faults"][0])
+            text = give_up(self.study, self._frozen(), ended["faults"][0], self.search.asked)
             if text is not None:
                 self.search.tell(Told(text, "warning"))
         elif ended.get("exit_code") in _NOT_THE_TRIALS:

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from fasttrain.errors import StorageError
 from fasttrain.studies.search.extra import require_optuna
-from fasttrain.studies.search.storage import SERVER, patiently
+from fasttrain.studies.search.storage import SERVER
 from fasttrain.studies.search.study import Study
 from fasttrain.studies.search.study_folder import StudyFolder
 
@@ -109,24 +109,28 @@ def stale_callback(retries: int) -> Callable[[Any, Any], None]:
     return stale
 
 
-def reclaim(study: Study, own: str) -> list[str]:
+Asked = Callable[[Callable[[], Any]], Any]
+"""Gives what the storage says to a question, as patiently as the search is now."""
+
+
+def reclaim(study: Study, own: str, asked: Asked) -> list[str]:
     """Marks dead trials failed and queues them again where they may be tried again; a sentence each."""
     optuna = require_optuna()
     running = optuna.trial.TrialState.RUNNING
     if study.place.kind == SERVER or study.place.kind == "sqlite":
-        patiently(study.place, lambda: optuna.storages.fail_stale_trials(study.optuna))
+        asked(lambda: optuna.storages.fail_stale_trials(study.optuna))
     told = []
-    trials = patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False, states=(running,)))
+    trials = asked(lambda: study.optuna.get_trials(deepcopy=False, states=(running,)))
     for trial in trials:
         name = trial.user_attrs.get("process")
         if name is None or name == own or not is_dead(study.folder, name):
             continue
-        if (text := give_up(study, trial, f"its process {name} died")) is not None:
+        if (text := give_up(study, trial, f"its process {name} died", asked)) is not None:
             told.append(text)
     return told
 
 
-def give_up(study: Study, trial: Any, reason: str) -> str | None:
+def give_up(study: Study, trial: Any, reason: str, asked: Asked) -> str | None:
     """Marks a trial that nobody is at work on failed, and queues it again unless it died too often; None where another process
     did so meanwhile.
     """
@@ -141,9 +145,9 @@ def give_up(study: Study, trial: Any, reason: str) -> str | None:
             return False
         return True
 
-    if not patiently(study.place, fail):
+    if not asked(fail):
         return None
     if deaths_of(trial) >= study.spec.retries:
         return f"trial {trial.number}: {reason}; it is not tried again after {deaths_of(trial) + 1} deaths"
-    patiently(study.place, lambda: go_on_with(study.optuna, trial))
+    asked(lambda: go_on_with(study.optuna, trial))
     return f"trial {trial.number}: {reason}; it goes on from its newest checkpoint"

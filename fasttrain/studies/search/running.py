@@ -107,7 +107,9 @@ class Search:
     def asked(self, ask: Callable[[], Any]) -> Any:
         """What the storage gives, one question at a time and asked again while it is locked."""
         with self._asking:
-            return patiently(self.study.place, ask, lambda text: self.tell(Told(text, "warning")))
+            return patiently(
+                self.study.place, ask, lambda text: self.tell(Told(text, "warning")), lambda: self.stop.asked
+            )
 
     def ended(self, failure: str | None) -> None:
         """A trial has ended; failure: why it failed. Raises MachineError where too many in a row did."""
@@ -208,7 +210,7 @@ class Search:
         with self._asking:
             if time.monotonic() - self._reclaimed_at >= _RECLAIM_SECONDS:
                 self._reclaimed_at = time.monotonic()
-                for text in reclaim(self.study, self.presence.name):
+                for text in reclaim(self.study, self.presence.name, self.asked):
                     self.tell(Told(text, "warning"))
             if self.stop.asked or self._left() <= 0:
                 return None

@@ -19,6 +19,10 @@ BUSY_SECONDS = 90
 """For which SQLite waits for another process by itself."""
 PATIENCE_SECONDS = 600.0
 """For which a storage that does not answer is asked again."""
+STOPPED_SECONDS = 10.0
+"""For which it is once the search was told to stop."""
+_LOST = ("no such table", "malformed", "not a database")
+"""What SQLite says of a file that no waiting mends."""
 HEARTBEAT_SECONDS = 15
 GRACE_SECONDS = 90
 """Without a heartbeat, after which a trial on a database counts as dead."""
@@ -156,19 +160,29 @@ def _made_twice(error: BaseException) -> bool:
     return any("already exists" in str(one) or "UniqueViolation" in type(one).__name__ for one in _chain(error))
 
 
-def patiently(place: Place, ask: Callable[[], Found], waiting: Callable[[str], None] = lambda text: None) -> Found:
+def patiently(
+    place: Place,
+    ask: Callable[[], Found],
+    waiting: Callable[[str], None] = lambda text: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Found:
     """What `ask` gives; it is asked again while the storage is locked or does not answer, for ten minutes.
 
-    waiting: told of it once. Raises StorageError then.
+    waiting: told of it once. stopped: whether it is to end soon. Raises StorageError then, and at once where the file is lost.
     """
     began, pause, told = time.monotonic(), 0.2, False
+    stopped_at: float | None = None
     while True:
         try:
             return ask()
         except Exception as error:
             if not _of_the_storage(error):
                 raise
-            if time.monotonic() - began > PATIENCE_SECONDS:
+            now = time.monotonic()
+            if stopped_at is None and stopped():
+                stopped_at = now
+            hurried = stopped_at is not None and now - stopped_at > STOPPED_SECONDS
+            if hurried or now - began > PATIENCE_SECONDS or _is_lost(place, error):
                 raise _unusable(place, error) from error
             if not told:
                 waiting(f"the study's storage does not answer ({_first_line(_chain(error)[-1])}); it is asked again")
@@ -184,6 +198,12 @@ def _of_the_storage(error: BaseException) -> bool:
     )
 
 
+def _is_lost(place: Place, error: BaseException) -> bool:
+    if place.kind != SQLITE or place.path is None:
+        return False
+    return not place.path.exists() or any(word in str(_chain(error)[-1]) for word in _LOST)
+
+
 def _chain(error: BaseException | None) -> list[BaseException]:
     found: list[BaseException] = []
     while error is not None and error not in found:
@@ -197,7 +217,9 @@ def _unusable(place: Place, error: BaseException) -> StorageError:
     what = _first_line(last)
     if "locked" in what:
         what = f"another process has held it locked for more than {BUSY_SECONDS} s"
-    elif "not a database" in what or "malformed" in what:
+    elif place.kind == SQLITE and place.path is not None and not place.path.exists():
+        what = "the file is no longer there"
+    elif any(word in what for word in _LOST):
         what = f"it is no sound SQLite file ({what})"
     return StorageError(
         f"the study's storage {place.shown} cannot be used: {what}; what ran is kept in the trials' folders: give the command "
