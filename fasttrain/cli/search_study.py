@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fasttrain.cli.printing import print_json, print_table
 from fasttrain.cli.search_text import rows_of
 from fasttrain.cli.signals import stop_on_signals
-from fasttrain.errors import EXIT_DONE, StorageError
+from fasttrain.errors import EXIT_DONE, RecipeError, StorageError
 from fasttrain.machine.hardware import wants_gpu
 
 if TYPE_CHECKING:
@@ -89,9 +89,10 @@ def _last_words(folder: Path, storage: str | None, json: bool, stop: StopRequest
             print_json(found)
         elif not json:
             print_table(rows_of(found))
-    except StorageError:
+    except (StorageError, RecipeError) as error:
+        # The folder of a study that was there is not missing by a mistake in the command
         if not failed:
-            raise
+            raise StorageError(str(error)) from error
     if stop.asked:
         print(
             f"fasttrain: stopped by {stop.reason}; what ran is saved: give the same command to go on", file=sys.stderr

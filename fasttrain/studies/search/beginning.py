@@ -23,6 +23,7 @@ from fasttrain.studies.search.study import Study, note_wanted, open_new
 from fasttrain.studies.search.study_folder import StudyFolder
 from fasttrain.studies.search.told import Told
 from fasttrain.studies.search.trial_recipe import base_recipe
+from fasttrain.wording import counted
 
 _ERRORS: dict[int, type[FasttrainError]] = {
     error.exit_code: error for error in (RecipeError, DataError, MachineError, OutOfMemoryError, StorageError)
@@ -80,8 +81,9 @@ def open_study(base: ResolvedRecipe, asked: Asked, tell: Callable[[Told], None])
         before = len(patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False)))
         others = len(list(folder.processes.glob("*.lock")))
         study.optuna.sampler = sampler_of(spec.sampler, space, spread_seed(spec.sampler.seed, before, others))
-    if (warning := network_warning(study.place)) is not None:
-        tell(Told(warning, "warning"))
+    for warning in (network_warning(study.place), _unknown_runs(study)):
+        if warning is not None:
+            tell(Told(warning, "warning"))
     if len(spec.objectives) > 1 and spec.pruner.kind != "none":
         tell(
             Told(
@@ -89,6 +91,17 @@ def open_study(base: ResolvedRecipe, asked: Asked, tell: Callable[[Told], None])
             )
         )
     return study
+
+
+def _unknown_runs(study: Study) -> str | None:
+    """A sentence where runs lie in the folder of a study that knows no trial: its storage was emptied, or is another."""
+    runs = len(list(study.folder.path.glob("trial-*")))
+    if not runs or patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False)):
+        return None
+    return (
+        f"{study.place.shown} knows no trial of {study.name}, though its folder {study.folder.path} holds "
+        f"{counted(runs, 'run')}: the search begins anew beside {'it' if runs == 1 else 'them'}"
+    )
 
 
 def trials_wanted(study: Study, asked: int | None, tell: Callable[[Told], None]) -> int:
