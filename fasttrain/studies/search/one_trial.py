@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.engine.planning.batch_policy import stepped_down
@@ -38,6 +39,7 @@ class OneTrial:
         self._asked = search.asked
         self._score: float | None = None
         self._trained = False
+        self._run = Path()
 
     def run(self, worker: Worker | None) -> Worker | None:
         """Carries it out; gives the worker back where it is fit for another trial."""
@@ -47,7 +49,13 @@ class OneTrial:
         except RecipeError as error:
             self._failed("; ".join(error.faults))
             return worker
+        went_on = self._run.exists()
         ended, worker = self._attempt(resolved, worker)
+        if ended["status"] == "lost" and went_on and not self.search.stop.asked:
+            self._run = self.study.folder.new_trial(self.trial.number)
+            self._note("run", self._run.name)
+            self._say(f"{'; '.join(ended['faults'])}: it begins anew in {self._run}", "warning")
+            ended, worker = self._attempt(resolved, worker, anew=True)
         if ended["status"] == "memory" and not ended.get("lowered") and not self._lowered():
             smaller = stepped_down(resolved)
             if smaller is not None:

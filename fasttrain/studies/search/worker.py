@@ -18,10 +18,11 @@ import torch
 
 from fasttrain.data.caches.shared import share_volumes
 from fasttrain.engine.preparing import look, read_start
+from fasttrain.engine.resuming.going_on import newest_checkpoint
 from fasttrain.engine.run import RunResult, resume, train
 from fasttrain.engine.second_try import free_memory
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import FasttrainError, InUseError, OutOfMemoryError, exit_code_of, wants_memory
+from fasttrain.errors import FasttrainError, InUseError, OutOfMemoryError, StorageError, exit_code_of, wants_memory
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
@@ -119,7 +120,7 @@ def carry_out(task: dict[str, Any], reporter: Reporter, stop: StopRequest) -> tu
         memory = isinstance(error, OutOfMemoryError) or wants_memory(error)
         faults = error.faults if isinstance(error, FasttrainError) else (f"{type(error).__name__}: {error}",)
         found = {
-            "status": "memory" if memory else "failed",
+            "status": "memory" if memory else "lost" if _is_lost(task, error) else "failed",
             "faults": [" ".join(fault.split()) for fault in faults],
             "exit_code": exit_code_of(error),
         }
@@ -174,6 +175,18 @@ def _run(task: dict[str, Any], reporter: Reporter, stop: StopRequest, began: flo
     )
     _remember(folder, shapes)
     return result
+
+
+def _is_lost(task: dict[str, Any], error: BaseException) -> bool:
+    """Whether a trial could not go on because no good checkpoint of its run is left, however often it is tried."""
+    folder = RunFolder(Path(task["run"]))
+    if task["anew"] or not isinstance(error, StorageError) or not folder.holds_a_run() or folder.never_trained():
+        return False
+    try:
+        newest_checkpoint(folder)
+    except StorageError:
+        return True
+    return False
 
 
 def _remember(folder: RunFolder, shapes: str) -> None:
