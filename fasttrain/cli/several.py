@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fasttrain.machine.ranks import Joined, Ranks
 
 _FOR_SEVERAL = ("train", "resume")
+_STARTS_RANKS = ("tune", "tune-batch")
 
 
 class Several:
@@ -88,8 +89,9 @@ class Several:
             seat = place(os.environ)
             if not seat.alone:
                 self._seat = seat
+                own = f", and say --gpus {seat.local_ranks}" if command in _STARTS_RANKS else ""
                 raise RecipeError(
-                    f"`fasttrain {command}` works in one process: leave torchrun out (RANK {seat.rank} of {seat.ranks})"
+                    f"`fasttrain {command}` works in one process: leave torchrun out{own} (RANK {seat.rank} of {seat.ranks})"
                 )
 
     def meet(self, device: str) -> bool:

@@ -171,7 +171,7 @@ class RankWatch:
             lost.silent = True
             self._fail(lost)
         elif not peer.leaves:
-            why = "it was killed (as the system does where memory runs out)"
+            why = "it was killed (as the system does where memory runs out), or crashed"
             self._fail(LostRankError(f"{peer.named} ended without a word: {why}"))
         self._answered.set()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fasttrain.cli import launching
-from fasttrain.errors import LostRankError, OtherRankError
+from fasttrain.cli.several import Several
+from fasttrain.errors import LostRankError, OtherRankError, RecipeError
 from fasttrain.machine.own_launcher import VARIABLE
 
 
@@ -46,6 +47,15 @@ def test_the_end_of_the_ranks_is_that_of_the_command(tmp_path: Path, monkeypatch
     stopped = _ended({0: 143, 1: 143}, lost=["rank 0 ended"])
     stopped._asked = signal.SIGTERM
     assert stopped._code() == 143
+
+
+@pytest.mark.parametrize(("command", "way"), [("tune-batch", "leave torchrun out, and say --gpus 4"), ("check", "out")])
+def test_a_command_that_works_alone_is_no_rank(command: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=rf"`fasttrain {command}` works in one process.*{way} \(RANK 0 of 4\)"):
+        Several().begin([command])
+    Several().begin(["train"])
 
 
 @pytest.mark.parametrize("asked", [True, False])
