@@ -209,7 +209,8 @@ def test_a_slurm_job_is_requeued_at_its_time_limit_alone(
     place.add("scontrol", SCONTROL)
     # As Slurm runs it: a copy elsewhere, from the folder where sbatch was called
     job = shutil.copy(ROOT / "scripts" / "slurm" / "train.sbatch", place.folder / "slurm_script")
-    environ = {"STUB_CODES": codes, "SLURM_JOB_ID": "17", "SLURM_SUBMIT_DIR": str(ROOT)}
+    # sbatch passes the environment of whoever submits the job on, whatever is in it
+    environ = {"STUB_CODES": codes, "SLURM_JOB_ID": "17", "SLURM_SUBMIT_DIR": str(ROOT), "answer": "9"}
     words = ["bash", job, "--run", str(place.folder / "run"), "--recipe", "demo"]
     process = subprocess.Popen(words, **place.options(environ))
     if number is not None:

@@ -52,7 +52,8 @@ def test_a_job_of_several_nodes_is_requeued_at_its_time_limit_alone(
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_GPUS_ON_NODE": "8",
     }
-    environ = {**slurm, "SLURM_SUBMIT_DIR": str(place.folder), "STUB_SRUN": srun}
+    # sbatch passes the environment of whoever submits the job on, whatever is in it
+    environ = {**slurm, "SLURM_SUBMIT_DIR": str(place.folder), "STUB_SRUN": srun, "answer": "9"}
     words = ["bash", job, "--run", "/runs/first", "--recipe", "demo"]
     process = subprocess.Popen(words, **place.options(environ))
     if number is not None:
