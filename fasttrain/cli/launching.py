@@ -250,7 +250,7 @@ class _Launch:
             raise LostRankError(_told_of(*killed[0], self._notes.told("run"), self._ranks))
         if code == EXIT_TERMINATED and self._notes.unsaid:
             return self._stopped()
-        if lost and self._asked is None and not self._notes.told("said"):
+        if lost and (self._asked is None or code == EXIT_LOST_RANK) and not self._notes.told("said"):
             raise LostRankError(lost) if code < 0 or code == EXIT_LOST_RANK else OtherRankError(lost, code)
         return code if code >= 0 else EXIT_LOST_RANK
 

@@ -47,6 +47,10 @@ def test_the_end_of_the_ranks_is_that_of_the_command(tmp_path: Path, monkeypatch
     stopped = _ended({0: 143, 1: 143}, lost=["rank 0 ended"])
     stopped._asked = signal.SIGTERM
     assert stopped._code() == 143
+    frozen = _ended({0: 137, 1: -9}, lost=["rank 1 has not been heard of"], silent=True)
+    frozen._asked = signal.SIGTERM
+    with pytest.raises(LostRankError, match="rank 1 has not been heard of"):
+        frozen._code()
 
 
 @pytest.mark.parametrize(("command", "way"), [("tune-batch", "leave torchrun out, and say --gpus 4"), ("check", "out")])
