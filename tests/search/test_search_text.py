@@ -11,6 +11,7 @@ from fasttrain.cli.search_study import _last_words
 from fasttrain.cli.search_text import rows_of
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import StorageError
+from fasttrain.studies.search.one_trial import short_names
 from fasttrain.studies.search.standing import standing_of
 from fasttrain.studies.search.study import open_kept
 
@@ -54,3 +55,9 @@ def test_a_folder_that_went_away_is_no_mistake_in_the_command(lost: bool, tmp_pa
         shutil.rmtree(tmp_path / "s")
     with pytest.raises(StorageError, match="holds no study") if lost else nullcontext():
         _last_words(search.study.folder.path, None, False, StopRequest())
+
+
+def test_values_whose_last_word_is_the_same_are_told_apart() -> None:
+    paths = ["augment.noise.probability", "augment.flip.probability", "network.dropout"]
+    assert short_names(paths) == ["noise.probability", "flip.probability", "dropout"]
+    assert short_names(paths[1:]) == ["probability", "dropout"]

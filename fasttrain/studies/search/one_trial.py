@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,9 @@ class OneTrial:
         folder = self.study.folder
         self._run = folder.new_trial(self.trial.number) if former is None else folder.path / former
         self._note("run", self._run.name)
-        shown = ", ".join(f"{path.rpartition('.')[2]}={_short(value)}" for path, value in values.items())
+        shown = ", ".join(
+            f"{name}={_short(value)}" for name, value in zip(short_names(list(values)), values.values(), strict=True)
+        )
         self.search.stands[self.trial.number] = "getting ready"
         goes_on = " (goes on)" if self._frozen().system_attrs.get("retry_history") else ""
         self._say(f"{shown}{goes_on}")
@@ -266,3 +269,11 @@ def _told_lowered(before: ResolvedRecipe, after: ResolvedRecipe) -> str:
         f"training.batch_size {first.batch_size} → {second.batch_size}, training.accumulate {first.accumulate} → "
         f"{second.accumulate}"
     )
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The last word of each path, `noise.probability` where several end in the same one."""
+    last = [path.rpartition(".")[2] for path in paths]
+    return [
+        ".".join(path.split(".")[-2:]) if last.count(name) > 1 else name for path, name in zip(paths, last, strict=True)
+    ]
