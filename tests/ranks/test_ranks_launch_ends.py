@@ -67,6 +67,7 @@ def test_a_stop_before_the_first_rank_can_speak_is_told(
     asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As of a batch system, which signals every process of a job at once."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     launch = launching._Launch(2)
     environ = {**os.environ, VARIABLE: launch._notes.variable, "RANK": "0", "WORLD_SIZE": "2"}
     words = "import os, signal; from fasttrain.cli.interruption import end_on_signals; end_on_signals(); "
