@@ -96,9 +96,12 @@ def test_a_signal_after_all_is_done_changes_nothing(
 ) -> None:
     late = (
         "import atexit, sys, time\n"
-        "from fasttrain.cli.main import run\n"
-        "atexit.register(lambda: (print('late', flush=True), time.sleep(60)))\n"
-        "run()\n"
+        "from fasttrain.cli import main\n"
+        "carried_out = main._guarded\n"
+        # As torch does, which is loaded by commands
+        "late = lambda: (print('late', flush=True), time.sleep(60))\n"
+        "main._guarded = lambda *given: (atexit.register(late), carried_out(*given))[1]\n"
+        "main.run()\n"
     )
     with started([sys.executable, "-c", late, *arguments], tmp_path) as process:
         assert process.stdout is not None
