@@ -8,11 +8,12 @@ from typing import Any
 
 from fasttrain.engine.resuming.changes import as_values
 from fasttrain.recipe import resolve
-from fasttrain.run_folder import RunFolder, write_json
+from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.event_log import EventLog
 from fasttrain.telemetry.events import EpochEnded, FirstStep, RunEnded, RunStarted, StepLogged, ValidationFigures
 from fasttrain.telemetry.metrics_csv import MetricsTable
 from fasttrain.telemetry.summary import write_summary
+from fasttrain.whole_files import write_json
 
 CLASSES = ("liver", "kidney")
 STEPS = 10

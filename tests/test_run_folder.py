@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from fasttrain.errors import InUseError, RecipeError, StorageError
-from fasttrain.run_folder import RunFolder, write_json, write_whole
+from fasttrain.run_folder import RunFolder
 from fasttrain.run_paths import make_new_run_path, new_run_path, newest_unfinished
+from fasttrain.whole_files import write_json, write_whole
 
 
 def python(program: str, *arguments: object) -> subprocess.Popen[str]:
@@ -192,7 +193,8 @@ def test_a_full_disk_leaves_the_old_file_and_says_how_much_is_free(tmp_path: Pat
         import os, re, sys
         from pathlib import Path
         from fasttrain.errors import StorageError
-        from fasttrain.run_folder import RunFolder, write_whole
+        from fasttrain.run_folder import RunFolder
+        from fasttrain.whole_files import write_whole
         path = Path(sys.argv[1]) / "file"
         with write_whole(path) as stream:
             stream.write(b"old" * 1000)
@@ -240,7 +242,8 @@ def test_a_read_only_disk_is_a_sentence(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from fasttrain.errors import StorageError
-        from fasttrain.run_folder import RunFolder, write_whole
+        from fasttrain.run_folder import RunFolder
+        from fasttrain.whole_files import write_whole
         disk = Path(sys.argv[1])
         def whole():
             with write_whole(disk / "file") as stream:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fasttrain.errors import StorageError
-from fasttrain.run_folder import RunFolder, read_record, write_json
+from fasttrain.run_folder import RunFolder
+from fasttrain.whole_files import read_record, write_json
 
 NEEDED = {"format": int, "arguments.data": str}
 
@@ -54,7 +55,7 @@ def test_a_record_that_is_missing(tmp_path: Path) -> None:
 WRITE = """
 import sys
 from pathlib import Path
-from fasttrain.run_folder import write_json
+from fasttrain.whole_files import write_json
 number = 0
 while True:
     write_json(Path(sys.argv[1]), {"number": number, "again": [number] * 50_000})

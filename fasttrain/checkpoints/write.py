@@ -11,7 +11,7 @@ import torch
 
 from fasttrain.checkpoints.checksum import KEY, checksum
 from fasttrain.errors import StorageError
-from fasttrain.run_folder import write_whole
+from fasttrain.whole_files import write_whole
 
 FORMAT_VERSION = 1
 _BYTES_BESIDE_A_TENSOR = 512

@@ -19,8 +19,8 @@ from fasttrain.errors import EXIT_DONE, RecipeError, StorageError, exit_code_of
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.recipe import resolve
-from fasttrain.run_folder import write_json
 from fasttrain.studies.study_folder import new_study_folder
+from fasttrain.whole_files import write_json
 
 if TYPE_CHECKING:
     from fasttrain.studies.ablation.ablate import Ablation

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.cli.figures import estimate_text
-from fasttrain.run_folder import without_half_pairs
 from fasttrain.telemetry.strict_json import plain
+from fasttrain.whole_files import without_half_pairs
 from fasttrain.wording import counted, size_in_memory
 
 if TYPE_CHECKING:

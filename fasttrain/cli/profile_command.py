@@ -17,8 +17,8 @@ from fasttrain.errors import EXIT_DONE
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
 from fasttrain.recipe import resolve
-from fasttrain.run_folder import write_json
 from fasttrain.studies.study_folder import new_study_folder
+from fasttrain.whole_files import write_json
 
 if TYPE_CHECKING:
     from fasttrain.recipe import Recipe

@@ -41,8 +41,9 @@ from fasttrain.engine.stop import Stopped
 from fasttrain.errors import EXIT_USAGE, RecipeError, StorageError
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.recipe import Recipe, resolve
-from fasttrain.run_folder import RunFolder, read_record
+from fasttrain.run_folder import RunFolder
 from fasttrain.run_paths import newest_unfinished
+from fasttrain.whole_files import read_record
 
 
 def resume_command(

@@ -17,9 +17,10 @@ from fasttrain.errors import EXIT_DONE, StorageError, exit_code_of
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
-from fasttrain.run_folder import RunFolder, write_json
+from fasttrain.run_folder import RunFolder
 from fasttrain.run_paths import make_new_run_path, new_run_path
 from fasttrain.telemetry.events import Observer
+from fasttrain.whole_files import write_json
 
 if TYPE_CHECKING:
     from fasttrain.engine.limits import Limits

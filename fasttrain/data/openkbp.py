@@ -19,8 +19,8 @@ from fasttrain.data.file_names import as_text
 from fasttrain.data.sparse_csv import are_sides, read_numbers, read_sparse
 from fasttrain.errors import DataError
 from fasttrain.recipe.task import OPENKBP_STRUCTURES
-from fasttrain.run_folder import write_whole
 from fasttrain.samples import Case
+from fasttrain.whole_files import write_whole
 
 GRID = (128, 128, 128)
 VOXELS = 128**3

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fasttrain.errors import DataError
-from fasttrain.run_folder import write_whole
+from fasttrain.whole_files import write_whole
 from fasttrain.wording import counted
 
 HEADER = b",data"

@@ -13,7 +13,7 @@ import torch
 
 from fasttrain.data.nifti import NiftiHeader
 from fasttrain.data.volume_files import read_header
-from fasttrain.run_folder import write_whole
+from fasttrain.whole_files import write_whole
 
 
 def write_label(path: Path, class_map: np.ndarray | torch.Tensor, source: Path, class_values: Sequence[int]) -> None:

@@ -24,11 +24,11 @@ from fasttrain.engine.validating.pictures import as_regions, planes_of
 from fasttrain.engine.validating.validation import Scores, Validator, spacing_mm
 from fasttrain.errors import StorageError
 from fasttrain.recipe import Recipe
-from fasttrain.run_folder import write_json, write_whole
 from fasttrain.samples import Grid
 from fasttrain.scoring import CaseScore, ClassMeasure, Interval, bootstrap_intervals, measure_case
 from fasttrain.telemetry.pictures import CasePicture, write_picture
 from fasttrain.telemetry.strict_json import plain
+from fasttrain.whole_files import write_json, write_whole
 
 COLUMNS = (
     "case",

@@ -15,8 +15,9 @@ from fasttrain.errors import RecipeError
 from fasttrain.machine.hardware import Hardware, survey
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe, resolve
-from fasttrain.run_folder import ENVIRONMENT_KEYS, FOLDS_KEYS, PLAN_KEYS, RunFolder, read_record
+from fasttrain.run_folder import ENVIRONMENT_KEYS, FOLDS_KEYS, PLAN_KEYS, RunFolder
 from fasttrain.telemetry.events import Event
+from fasttrain.whole_files import read_record
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,14 @@ from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
 from fasttrain.recipe.data_spec import check_folds
 from fasttrain.recipe.task import is_target
-from fasttrain.run_folder import FOLDS_KEYS, FORMAT_VERSION, RunFolder, read_record, write_json, write_whole
+from fasttrain.run_folder import FOLDS_KEYS, FORMAT_VERSION, RunFolder
 from fasttrain.run_paths import make_new_run_path
 from fasttrain.scoring import CaseScore, ClassScore, summarise
 from fasttrain.scoring.slices import SliceDices
 from fasttrain.telemetry.attempts import known_attempts, with_forgotten
 from fasttrain.telemetry.events import Message, Observer
 from fasttrain.telemetry.summary import write_summary
+from fasttrain.whole_files import read_record, write_json, write_whole
 
 _POOLED = {"status", "best", "seconds", "cases"}
 """What is taken from the summaries of the folds."""

@@ -34,9 +34,10 @@ from fasttrain.machine.hardware import GIB, Hardware, environment_record, passed
 from fasttrain.machine.place import ALONE, Place
 from fasttrain.machine.threads import limit_threads, thread_count
 from fasttrain.recipe import Recipe
-from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder, read_record, write_json
+from fasttrain.run_folder import ENVIRONMENT_KEYS, FORMAT_VERSION, PLAN_KEYS, RunFolder
 from fasttrain.telemetry.events import Event, Message
 from fasttrain.telemetry.tensorboard import require_tensorboard
+from fasttrain.whole_files import read_record, write_json
 from fasttrain.wording import counted
 
 _CPUS_FOR_THE_PLAN = 2

@@ -28,7 +28,7 @@ from fasttrain.machine.limits import memory_free
 from fasttrain.machine.open_files import raise_open_file_limit
 from fasttrain.machine.ranks import ONLY_ONE, Ranks
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
-from fasttrain.run_folder import RunFolder, write_whole
+from fasttrain.run_folder import RunFolder
 from fasttrain.run_paths import make_new_run_path, new_run_path
 from fasttrain.telemetry.attempts import known_attempts, read_attempts
 from fasttrain.telemetry.device_monitor import DeviceMonitor
@@ -37,6 +37,7 @@ from fasttrain.telemetry.events import Message, Observer, RunStarted
 from fasttrain.telemetry.metrics_csv import MetricsTable, drop_rows_after, read_metrics
 from fasttrain.telemetry.pictures import drop_pictures
 from fasttrain.telemetry.tensorboard import TensorBoardLog
+from fasttrain.whole_files import write_whole
 from fasttrain.wording import counted
 
 _SHARE_FOR_FILES = 8

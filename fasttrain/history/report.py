@@ -17,7 +17,8 @@ from fasttrain.history.report_parts import (
     time_section,
 )
 from fasttrain.history.standing import RunReader, Standing
-from fasttrain.run_folder import RunFolder, write_whole
+from fasttrain.run_folder import RunFolder
+from fasttrain.whole_files import write_whole
 from fasttrain.wording import counted
 
 _FOLDS_MOST = 1000

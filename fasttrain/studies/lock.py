@@ -15,8 +15,8 @@ from fasttrain.engine.planning.batch_policy import TUNED, possible_batch, with_b
 from fasttrain.errors import RecipeError, StorageError
 from fasttrain.machine.own_files import read_regular
 from fasttrain.recipe import Recipe, ResolvedRecipe
-from fasttrain.run_folder import write_json
 from fasttrain.studies.machine_record import SAME_MACHINE
+from fasttrain.whole_files import write_json
 from fasttrain.wording import counted, sizes_apart
 
 FORMAT = 1

@@ -233,10 +233,10 @@ def _become_trial(request: dict[str, Any], seat: Seat) -> None:
 
 def _perform(path: Path, told: int, seat: Seat) -> int:
     """Performs the trial whose task lies in a file, writes its answer beside it, and returns the process's exit code."""
-    from fasttrain.run_folder import write_json
     from fasttrain.studies.task import Task
     from fasttrain.studies.trial import emitting, perform
     from fasttrain.studies.trial_files import answer_of
+    from fasttrain.whole_files import write_json
 
     task = Task(**json.loads(path.read_text(encoding="utf-8")))
     place = seat.place

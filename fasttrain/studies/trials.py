@@ -15,10 +15,10 @@ from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_BUG, EXIT_MACHINE, MachineError, StorageError
 from fasttrain.machine.limits import oom_kills
 from fasttrain.own_process import end_own, start_own
-from fasttrain.run_folder import write_json
 from fasttrain.studies.task import Outcome, Task
 from fasttrain.studies.trial_files import answer_of, log_of
 from fasttrain.telemetry.events import Event, Message, Progress
+from fasttrain.whole_files import write_json
 
 _LOOK_SECONDS = 0.1
 _KILLED = -9

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttrain.run_folder import write_whole
+from fasttrain.whole_files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

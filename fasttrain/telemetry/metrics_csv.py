@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fasttrain.errors import StorageError
-from fasttrain.run_folder import write_whole
 from fasttrain.telemetry.events import EpochEnded, Event
 from fasttrain.telemetry.line_file import LineFile
+from fasttrain.whole_files import write_whole
 
 Row = dict[str, float | None]
 

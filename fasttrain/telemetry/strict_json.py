@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from fasttrain.run_folder import without_half_pairs
+from fasttrain.whole_files import without_half_pairs
 
 
 def plain(value: object) -> object:

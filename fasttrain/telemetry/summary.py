@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fasttrain.run_folder import write_whole
 from fasttrain.telemetry.strict_json import dumps
+from fasttrain.whole_files import write_whole
 
 _BEST = ("metric", "value", "epoch")
 _SECONDS = ("total", "to_first_step", "start", "training", "validation")

@@ -17,8 +17,8 @@ from fasttrain.data.checking.facts import FileFacts, View
 from fasttrain.data.volume_files import dicom_versions, files_of
 from fasttrain.errors import StorageError
 from fasttrain.machine.own_files import read_regular
-from fasttrain.run_folder import write_whole
 from fasttrain.samples import Drawn
+from fasttrain.whole_files import write_whole
 
 _FORMAT = "fasttrain check 1"
 _ODD = re.compile(r"[^\w.-]+")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fasttrain.data.fetch.http import Identity
 from fasttrain.errors import StorageError
-from fasttrain.run_folder import write_json
+from fasttrain.whole_files import write_json
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

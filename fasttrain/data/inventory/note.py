@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fasttrain.data.inventory.places import NOTE_FILE
 from fasttrain.machine.own_files import make_way, read_regular
-from fasttrain.run_folder import without_half_pairs
+from fasttrain.whole_files import without_half_pairs
 
 
 @dataclass(frozen=True)

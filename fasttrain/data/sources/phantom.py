@@ -15,7 +15,7 @@ from fasttrain.data.sources.decathlon import read_decathlon
 from fasttrain.data.sources.found import FoundCases
 from fasttrain.errors import DataError, StorageError
 from fasttrain.recipe.data_spec import DataSpec, PhantomSource
-from fasttrain.run_folder import write_json, write_whole
+from fasttrain.whole_files import write_json, write_whole
 
 _VERSION = 1
 _FOLDERS = ("imagesTr", "labelsTr")

@@ -20,8 +20,9 @@ from fasttrain.errors import DataError, RecipeError
 from fasttrain.networks import build_network
 from fasttrain.recipe import Recipe, resolve
 from fasttrain.recipe.data_spec import PercentileIntensity, WindowIntensity, ZScoreIntensity
-from fasttrain.run_folder import ENVIRONMENT_KEYS, PLAN_KEYS, RunFolder, read_record
+from fasttrain.run_folder import ENVIRONMENT_KEYS, PLAN_KEYS, RunFolder
 from fasttrain.samples import Case, Sample
+from fasttrain.whole_files import read_record
 from fasttrain.windows import Answer, WindowStream, of_slices
 from fasttrain.windows.stitching import Whole
 

@@ -21,10 +21,11 @@ from fasttrain.engine.resuming.changes import Change, as_values, changed_recipe,
 from fasttrain.engine.state import check_layers
 from fasttrain.errors import DataError, RecipeError, StorageError
 from fasttrain.recipe import Recipe, ResolvedRecipe, resolve
-from fasttrain.run_folder import RunFolder, write_json, write_whole
+from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.event_log import last_events, read_events
 from fasttrain.telemetry.events import Event, Message
 from fasttrain.telemetry.metrics_csv import read_metrics
+from fasttrain.whole_files import write_json, write_whole
 from fasttrain.wording import counted
 
 Assignments = Sequence[str] | Mapping[str, Any]

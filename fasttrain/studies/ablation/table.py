@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasttrain.run_folder import write_whole
 from fasttrain.studies.ablation.ablate import Ablation
 from fasttrain.studies.ablation.rows import FAST, PLAIN_ROW, Row
 from fasttrain.telemetry.figure_file import save_figure
+from fasttrain.whole_files import write_whole
 from fasttrain.wording import counted
 
 _GIB = 1 << 30

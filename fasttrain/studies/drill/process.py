@@ -48,9 +48,9 @@ def _carry_out(task: dict[str, Any], began: float) -> None:
     device = task["device"]
     limit_threads(thread_count(recipe.acceleration.threads, probably_on_gpu(device))[0])
     from fasttrain.engine.run import resume, train
-    from fasttrain.run_folder import write_json
     from fasttrain.studies.drill.part import part_of
     from fasttrain.studies.drill.shape import Shape
+    from fasttrain.whole_files import write_json
 
     run, data = Path(task["run"]), Path(task["data"]) if task["data"] is not None else None
     if task["resume"]:

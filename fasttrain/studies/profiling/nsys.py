@@ -16,7 +16,7 @@ from typing import Any
 
 from fasttrain.errors import EXIT_DONE, FasttrainError, MachineError, exit_code_of
 from fasttrain.recipe import Recipe
-from fasttrain.run_folder import write_json
+from fasttrain.whole_files import write_json
 
 _STEPS = 20
 _PROGRAM = "nsys"

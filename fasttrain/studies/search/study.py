@@ -12,11 +12,11 @@ from fasttrain.errors import RecipeError, StorageError
 from fasttrain.recipe import Recipe, ResolvedRecipe
 from fasttrain.recipe.search_spec import SearchSpec
 from fasttrain.recipe.searched import Entry, keys_of
-from fasttrain.run_folder import read_record, write_json, write_whole
 from fasttrain.studies.search.choosing import pruner_of
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.storage import Place, open_storage, patiently, place_of
 from fasttrain.studies.search.study_folder import RECORD, StudyFolder
+from fasttrain.whole_files import read_record, write_json, write_whole
 
 FORMAT = 1
 _KEYS = {"format": int, "name": str, "storage": str, "kind": str}

@@ -8,8 +8,8 @@ from typing import Any
 from fasttrain.errors import RecipeError, StorageError
 from fasttrain.recipe import resolve
 from fasttrain.recipe.bundled import SUFFIXES
-from fasttrain.run_folder import write_whole
 from fasttrain.studies.search.study import Kept
+from fasttrain.whole_files import write_whole
 
 
 def write_winner(kept: Kept, best: dict[str, Any], target: Path) -> Path:

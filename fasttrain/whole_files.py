@@ -1,0 +1,83 @@
+"""Owns how files get where they belong whole or not at all, and JSON documents so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fasttrain.errors import StorageError
+
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+@contextlib.contextmanager
+def write_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when it is complete and on the disk: temp file, fsync, rename.
+
+    Raises StorageError that names the path and the free bytes; what was there before stays as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}{told_free(path.parent)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON document whole; non-finite numbers are refused by the caller's own record, not written as NaN."""
+    with write_whole(path) as stream:
+        stream.write(
+            without_half_pairs(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)).encode() + b"\n"
+        )
+
+
+def without_half_pairs(document: str) -> str:
+    """JSON text that UTF-8 can hold: half a surrogate pair, of a file name that is no UTF-8, as its escape, which reads back."""
+    return document if document.isascii() else _HALF_PAIR.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
+
+
+def read_record(
+    path: Path, needed: Mapping[str, type], mend: str = "begin anew with `fasttrain train`"
+) -> dict[str, Any]:
+    """A JSON document of a run with the keys (dotted where they lie deeper) and types that `needed` names.
+
+    Raises StorageError that names the file and what it lacks, and says how to mend it.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path} is damaged: it is no JSON document; {mend}") from error
+    for key, kind in needed.items():
+        value: Any = record
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            raise StorageError(f"{path} is damaged: it has no proper {key!r}; {mend}")
+    return dict(record)
+
+
+def told_free(folder: Path) -> str:
+    """The free bytes of its disk, in brackets; nothing where that cannot be known."""
+    with contextlib.suppress(OSError):
+        usage = os.statvfs(folder)
+        return f" ({usage.f_bavail * usage.f_frsize:,} bytes free)"
+    return ""
