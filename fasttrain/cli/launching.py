@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shlex
 import shutil
@@ -47,6 +48,8 @@ _MOST_SECONDS_TO_END = 120.0
 """After a signal, for the ranks to save and end; a frozen one must not keep the machine."""
 _SECONDS_TO_SHUT_DOWN = 18
 """For the ranks that are left when one has ended."""
+_SECONDS_FOR_A_FROZEN_ONE = 8.0
+"""The same where one answers nothing, no signal either: for the others, which have no state to save without it."""
 _ONE_AND_THE_SAME_SECONDS = 0.2
 _CPU_RANKS = 8
 """As many may be tried on any machine; more than there are CPUs only wait for each other, and a slip of a digit fills it."""
@@ -159,8 +162,13 @@ class _Launch:
         try:
             agent = threading.Thread(target=self._start, name="launcher", daemon=True)
             agent.start()
+            silent_at = math.inf
             while agent.is_alive():
                 agent.join(0.1)
+                if self._notes.told("silent"):
+                    silent_at = min(silent_at, time.monotonic())
+                if time.monotonic() - silent_at > _SECONDS_FOR_A_FROZEN_ONE:
+                    _signal_children(signal.SIGKILL)
                 if self._asked is not None and time.monotonic() - self._first_at > _MOST_SECONDS_TO_END:
                     _signal_children(signal.SIGKILL)
             return self._code()

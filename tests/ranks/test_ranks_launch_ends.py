@@ -94,3 +94,28 @@ def test_a_stop_before_the_first_rank_can_speak_is_told(
     (launch._notes.folder / "unsaid").unlink()
     assert launch._code() == 143
     assert capsys.readouterr().err == ""
+
+
+FROZEN_AT_THE_START = """
+import os, signal, subprocess
+from fasttrain.cli import launching
+
+launching._SECONDS_FOR_A_FROZEN_ONE = 0.3
+launch = launching._Launch(2)
+
+def start():
+    rank = subprocess.Popen(["sleep", "60"])
+    os.kill(rank.pid, signal.SIGSTOP)
+    launch._notes.tell(silent=True)
+    print(rank.wait(), flush=True)
+
+launch._start = start
+launch.run()
+"""
+
+
+def test_a_frozen_rank_is_not_waited_for() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FROZEN_AT_THE_START], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.stdout == "-9\n", ended.stderr
