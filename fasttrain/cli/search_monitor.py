@@ -12,6 +12,7 @@ from fasttrain.cli.search_text import rows_of, short_rows
 from fasttrain.errors import EXIT_DONE
 from fasttrain.history.watching import Watch
 from fasttrain.run_folder import RunFolder
+from fasttrain.studies.search.processes import any_at_work
 from fasttrain.studies.search.standing import running_runs, standing_of
 from fasttrain.studies.search.study import Kept, open_kept
 from fasttrain.studies.search.study_folder import StudyFolder
@@ -23,7 +24,7 @@ _LEAST_SECONDS = 2.0
 
 
 def watch_study(folder: StudyFolder, once: bool, every: float, json: bool) -> int:
-    """Prints how it stands now, or a line whenever something has changed and every half minute, until no trial is at work."""
+    """Prints how it stands now, or a line whenever something has changed and every half minute, until nothing of it is at work."""
     kept = open_kept(folder)
     if json or once:
         found = _read(kept)
@@ -34,7 +35,7 @@ def watch_study(folder: StudyFolder, once: bool, every: float, json: bool) -> in
         return EXIT_DONE
     told: Any = None
     told_at = -_HEARTBEAT_SECONDS
-    while (found := _read(kept))["states"]["running"]["count"] > len(found["dead"]):
+    while (found := _read(kept))["states"]["running"]["count"] > len(found["dead"]) or any_at_work(folder):
         now = {state: one["count"] for state, one in found["states"].items()}
         if now != told or time.monotonic() - told_at >= _HEARTBEAT_SECONDS:
             print(short_rows(found), flush=True)

@@ -1,6 +1,9 @@
 """What a person is told of a study: where trials were pruned, and what its storage or its folder lost."""
 
 import shutil
+import subprocess
+import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -61,3 +64,16 @@ def test_values_whose_last_word_is_the_same_are_told_apart() -> None:
     paths = ["augment.noise.probability", "augment.flip.probability", "network.dropout"]
     assert short_names(paths) == ["noise.probability", "flip.probability", "dropout"]
     assert short_names(paths[1:]) == ["probability", "dropout"]
+
+
+def test_monitor_stays_while_a_search_looks_at_its_data_and_ends_with_it(tmp_path: Path) -> None:
+    search, _ = made_search(tmp_path / "s", MadePool(lambda task: None))
+    monitor = [sys.executable, "-m", "fasttrain", "monitor", str(tmp_path / "s"), "--every", "1"]
+    # As another process sees it
+    process = subprocess.Popen(monitor, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    time.sleep(3.0)
+    assert process.poll() is None
+    search.presence.close()
+    assert process.wait(30) == 0

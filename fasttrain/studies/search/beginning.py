@@ -16,7 +16,7 @@ from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.search.choosing import grid_size, sampler_of, spread_seed
 from fasttrain.studies.search.default_space import default_space
 from fasttrain.studies.search.pool import Pool, Worker
-from fasttrain.studies.search.processes import stale_callback
+from fasttrain.studies.search.processes import Presence, stale_callback
 from fasttrain.studies.search.running import Search, Wanted
 from fasttrain.studies.search.storage import network_warning, patiently
 from fasttrain.studies.search.study import Study, note_wanted, open_new
@@ -145,8 +145,13 @@ def search_of(
     tell: Callable[[Told], None],
     began: float,
 ) -> Search:
-    """The search, ready to run."""
-    looked, worker = looked_at(pool, base, asked)
+    """The search, ready to run; from its beginning on others see that this process is at work on the study."""
+    presence = Presence(study.folder)
+    try:
+        looked, worker = looked_at(pool, base, asked)
+    except BaseException:
+        presence.close()
+        raise
     on_gpu = bool(looked["on_gpu"])
     parallel = read_parallel(asked.parallel or ("auto" if on_gpu else "1"))
     wanted = Wanted(
@@ -162,7 +167,7 @@ def search_of(
         hours=asked.hours,
         warm=worker,
     )
-    return Search(study, wanted, pool, stop, tell, began)
+    return Search(study, wanted, pool, stop, tell, began, presence)
 
 
 def _shares(base: ResolvedRecipe, cache_bytes: int, tell: Callable[[Told], None]) -> Path | None:

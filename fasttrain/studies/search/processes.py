@@ -57,6 +57,11 @@ class Presence:
         self._stream.close()
 
 
+def any_at_work(folder: StudyFolder) -> bool:
+    """Whether a process is at work on the study, as far as can be seen: on trials, on the data before, or between."""
+    return any(not is_dead(folder, path.stem) for path in folder.processes.glob("*.lock"))
+
+
 def is_dead(folder: StudyFolder, name: str) -> bool:
     """Whether the process of that name is known to be gone; False where that cannot be seen from here."""
     if name in _HERE:

@@ -57,7 +57,14 @@ class Search:
     """
 
     def __init__(
-        self, study: Study, wanted: Wanted, pool: Pool, stop: StopRequest, tell: Callable[[Told], None], began: float
+        self,
+        study: Study,
+        wanted: Wanted,
+        pool: Pool,
+        stop: StopRequest,
+        tell: Callable[[Told], None],
+        began: float,
+        presence: Presence | None = None,
     ) -> None:
         self.study = study
         self.wanted = wanted
@@ -67,7 +74,7 @@ class Search:
         self._told_at = time.monotonic()
         self.began = began
         self.turns = Turns(wanted.parallel, lambda text: self.tell(Told(text)), changed=self._spread_threads)
-        self.presence = Presence(study.folder)
+        self.presence = presence or Presence(study.folder)
         self.failure: BaseException | None = None
         self._failures = 0
         self._ended = 0
