@@ -24,7 +24,7 @@ _LEAST_SECONDS = 2.0
 
 
 def watch_study(folder: StudyFolder, once: bool, every: float, json: bool) -> int:
-    """Prints how it stands now, or a line whenever something has changed and every half minute, until nothing of it is at work."""
+    """Prints how it stands now, or a line whenever something changed and every half minute, until nothing is at work."""
     kept = open_kept(folder)
     if json or once:
         found = _read(kept)
