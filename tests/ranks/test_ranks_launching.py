@@ -172,6 +172,12 @@ def test_a_command_begun_anew_means_its_own_run(tmp_path: Path) -> None:
     assert run_of_command("demo", None, runs)[0] == runs / "demo-20260301-000000"
 
 
+def _two_ranks(command: str, place: Path, run: Path, sets: list[str]) -> list[str]:
+    """A command line of fasttrain's, without the program."""
+    words = [command, "--recipe", "demo", "--data", str(place / "data"), "--run", str(run)]
+    return [*words, "--device", "cpu", "--gpus", "2", *(part for setting in sets for part in ("--set", setting))]
+
+
 def _ranks_of(run: Path) -> dict[int, int]:
     """Rank → process."""
     found = {}
@@ -186,20 +192,7 @@ def _ranks_of(run: Path) -> dict[int, int]:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
 def test_a_rank_that_is_killed_ends_all_with_one_sentence(tmp_path: Path) -> None:
     run, finished = tmp_path / "run", tmp_path / "finished"
-    words = [
-        "train",
-        "--recipe",
-        "demo",
-        "--data",
-        str(tmp_path / "data"),
-        "--run",
-        str(run),
-        "--device",
-        "cpu",
-        "--gpus",
-        "2",
-    ]
-    words += [part for setting in SETTINGS for part in ("--set", setting)]
+    words = _two_ranks("train", tmp_path, run, SETTINGS)
     words += ["--on-finish", f"echo $FASTTRAIN_EXIT_CODE $FASTTRAIN_RUN > {finished}"]
     with (tmp_path / "err").open("wb") as err:
         process = subprocess.Popen([sys.executable, "-m", "fasttrain", *words], stdout=subprocess.PIPE, stderr=err)
@@ -235,21 +228,10 @@ def test_a_rank_that_is_killed_ends_all_with_one_sentence(tmp_path: Path) -> Non
 
 def test_tune_trains_with_as_many_ranks_as_it_measured(tmp_path: Path) -> None:
     run, finished = tmp_path / "run", tmp_path / "finished"
-    words = [
-        "tune",
-        "--recipe",
-        "demo",
-        "--data",
-        str(tmp_path / "data"),
-        "--run",
-        str(run),
-        "--device",
-        "cpu",
-        "--json",
-    ]
+    sets = [*SETTINGS, "training.batch_size=1", "training.epochs=2", "validation.every=2"]
+    words = _two_ranks("tune", tmp_path, run, sets)
     words += [
-        "--gpus",
-        "2",
+        "--json",
         "--budget",
         "8s",
         "--batch-sizes",
@@ -261,8 +243,6 @@ def test_tune_trains_with_as_many_ranks_as_it_measured(tmp_path: Path) -> None:
         "--max-hours",
         "1",
     ]
-    sets = [*SETTINGS, "training.batch_size=1", "training.epochs=2", "validation.every=2"]
-    words += [part for setting in sets for part in ("--set", setting)]
     words += ["--on-finish", f"echo $FASTTRAIN_EXIT_CODE $FASTTRAIN_RUN >> {finished}"]
     environ = {**os.environ, "FASTTRAIN_CACHE": str(tmp_path / "cache")}
     ended = subprocess.run(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from fasttrain.studies.search.running import Search, Wanted
 
 Script = Callable[[dict[str, Any]], "list[dict[str, Any]] | None"]
 """Takes a task; gives the words that its worker says, or None where it dies."""
-PART = """
+_PART = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
@@ -138,3 +140,13 @@ def made_search(
 def states(search: Search) -> list[str]:
     """Of all trials, in their order."""
     return [trial.state.name for trial in search.study.optuna.get_trials(deepcopy=False)]
+
+
+def two_processes_share(storage: str, folder: Path) -> None:
+    """Both take part in one study at once, and each of its nine trials is run by one of them."""
+    words = [sys.executable, "-c", _PART, str(folder), storage, str(Path(__file__).parent)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=120)[0].split() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert all(told)
+    assert len(told[0] + told[1]) == len(set(told[0] + told[1])) == 9

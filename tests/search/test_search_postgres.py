@@ -5,14 +5,13 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from search_parts import PART, MadePool, ended, made_search, recipe_with, states
+from search_parts import MadePool, ended, made_search, recipe_with, states, two_processes_share
 
 from fasttrain.studies.search import processes, storage
 from fasttrain.studies.search.study import counted_trials
@@ -71,12 +70,7 @@ def url() -> Iterator[str]:
 
 
 def test_two_processes_share_it_and_no_trial_runs_twice(url: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", PART, str(tmp_path / "s"), url, str(Path(__file__).parent)]
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=120)[0].split() for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert all(told)
-    assert len(told[0] + told[1]) == len(set(told[0] + told[1])) == 9
+    two_processes_share(url, tmp_path / "s")
     assert "secret" not in (tmp_path / "s" / "study.json").read_text()
 
 
