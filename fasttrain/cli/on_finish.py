@@ -19,6 +19,7 @@ from fasttrain.machine.own_launcher import own_launcher
 from fasttrain.machine.place import without_place
 from fasttrain.machine.pod_variables import with_pod_variables
 from fasttrain.machine.runpod import VOLUME_IS_BILLED, stop_pod, this_pod
+from fasttrain.own_process import signals_held
 from fasttrain.run_folder import RunFolder
 from fasttrain.telemetry.events import Event, RunStarted
 
@@ -125,8 +126,11 @@ class OnFinish:
             else:
                 self._run(command, exit_code)
         except KeyboardInterrupt:
-            self.end_command()
-            _tell("--on-finish was interrupted")
+            # Ctrl-C once more changes nothing
+            with signals_held() as heard:
+                self.end_command()
+                _tell("--on-finish was interrupted")
+                heard.clear()
 
     def end_command(self) -> None:
         """Ends the command with all that it started in its group, if it is under way."""
@@ -156,17 +160,18 @@ class OnFinish:
             "FASTTRAIN_RUN": self._run_folder,
         }
         try:
-            # Its output is no part of the document that --json promises
-            self._process = subprocess.Popen(
-                command,
-                shell=True,
-                stdin=subprocess.DEVNULL,
-                stdout=_stderr(),
-                env=environ,
-                # A group of its own, so that all of it can be ended
-                start_new_session=True,
-            )
-            code = self._process.wait()
+            with signals_held():
+                self._process = process = subprocess.Popen(
+                    command,
+                    shell=True,
+                    stdin=subprocess.DEVNULL,
+                    # Its output is no part of the document that --json promises
+                    stdout=_stderr(),
+                    env=environ,
+                    # A group of its own, so that all of it can be ended
+                    start_new_session=True,
+                )
+            code = process.wait()
         except (OSError, ValueError) as error:
             _tell(f"--on-finish could not be run: {error}")
             return

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from fasttrain.errors import MachineError
+from fasttrain.own_process import signals_held
 
 VOLUME_IS_BILLED = "a stopped pod still bills its volume disk; terminate it when you have your results"
 _SECONDS_A_TRY = 60.0
@@ -69,23 +70,26 @@ def stop_pod(
 def _answer(
     words: list[str], environ: Mapping[str, str], begun: Callable[[subprocess.Popen[str]], None]
 ) -> tuple[bool, str]:
+    process = None
     try:
-        process = subprocess.Popen(
-            ["runpodctl", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=dict(environ),
-            start_new_session=True,
-        )
-    except OSError as error:
-        return False, str(error)
-    try:
-        begun(process)
+        with signals_held():
+            process = subprocess.Popen(
+                ["runpodctl", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env=dict(environ),
+                start_new_session=True,
+            )
+            begun(process)
         out, err = process.communicate(timeout=_SECONDS_A_TRY)
     except BaseException as error:
+        if process is None:
+            if isinstance(error, OSError):
+                return False, str(error)
+            raise
         # All of it, also where Ctrl-C cut the wait short: what it began may hold its output open
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,5 +1,6 @@
 """--on-finish with real processes: it follows every final end, never one by SIGTERM, and changes no exit code."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -196,6 +197,12 @@ def ends_with_all_below(process: subprocess.Popen, number: signal.Signals, least
     assert not any(alive(pid) for pid in below)
 
 
+def end_group(head: int) -> None:
+    """What a command that should have ended left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(head, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_hanging_command_is_ended_with_all_that_it_started(
@@ -229,6 +236,64 @@ def test_a_runpodctl_that_hangs_is_ended_by_a_signal(number: signal.Signals, tmp
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["stop-pod", "runpodctl pod stop abc"])
+def test_a_signal_as_the_command_begins_ends_it(command: str, number: signal.Signals, tmp_path: Path) -> None:
+    """The program is under way, and its `Popen` not there yet."""
+    place = Place(tmp_path).on_a_pod("hanging")
+    program = (
+        "import os, subprocess, time\n"
+        "from fasttrain.cli import main, on_finish\n"
+        "class Late(subprocess.Popen):\n"
+        "    def __init__(self, *given, **options):\n"
+        "        super().__init__(*given, **options)\n"
+        "        print(self.pid, flush=True)\n"
+        f"        while not os.path.exists({str(place.log / 'runpodctl')!r}):\n"
+        "            time.sleep(0.02)\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "subprocess.Popen = Late\n"
+        f"on_finish.ON_FINISH.ask({command!r})\n"
+        "main.run()\n"
+    )
+    options = place.options({"PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen([sys.executable, "-c", program, "--version"], **options)
+    assert process.stdout is not None
+    pid = next(int(line) for line in process.stdout if line.strip().isdigit())
+    try:
+        assert process.wait(timeout=30) == 0
+        time.sleep(0.1)
+        assert not alive(pid)
+        assert process.stderr is not None
+        assert process.stderr.read().count("interrupted") == int(number == signal.SIGINT)
+    finally:
+        process.kill()
+        end_group(pid)
+        process.communicate()
+
+
+def test_ctrl_c_twice_ends_a_command_that_will_not(tmp_path: Path) -> None:
+    program = (
+        "from fasttrain.cli import main, on_finish\n"
+        "on_finish.ON_FINISH.ask('trap \\'echo asked\\' TERM; echo $$; echo begun; while :; do sleep 0.1; done')\n"
+        "main.run()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    pid = int(process.stderr.readline())
+    try:
+        for heard in ("begun\n", "asked\n"):
+            while process.stderr.readline() != heard:
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        end_group(pid)
+    assert (process.returncode, err) == (0, "fasttrain: --on-finish was interrupted\n")
 
 
 @pytest.fixture
