@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fasttrain.cli.interruption import unwinding
 from fasttrain.cli.printing import print_json
 from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DONE
@@ -50,7 +51,8 @@ def export_command(
     try:
         from fasttrain.delivery.export import export
 
-        done = export(run, format.value, out, data, overwrite, lambda text: view.on_event(Message(text)))
+        with unwinding():
+            done = export(run, format.value, out, data, overwrite, lambda text: view.on_event(Message(text)))
     finally:
         view.close()
     if json:

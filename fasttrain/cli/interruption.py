@@ -10,12 +10,13 @@ import atexit
 import contextlib
 import os
 import signal
+import threading
 
 from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 TYPE_CHECKING = False  # typing's own would have to be loaded
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
@@ -23,6 +24,15 @@ _CODES = {
     signal.SIGUSR1: EXIT_TERMINATED,
     signal.SIGHUP: EXIT_TERMINATED,
 }
+
+
+class Unwound(BaseException):
+    """A signal ends what `unwinding` encloses. No Exception: what goes on after a failure is not to go on after this."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = _CODES[signal.Signals(number)]
+        self.name = _name(number)
 
 
 def end_on_signals() -> None:
@@ -51,6 +61,30 @@ def end_with(exit_code: int, first: Callable[[], None] = lambda: None) -> None:
     _answer(end)
 
 
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """In the scope a signal ends all child processes and raises Unwound, so that half-made files are removed on its way out.
+
+    Where an exception is lost, as in what the interpreter calls by the way, a second signal ends the process all the same.
+    """
+
+    def unwind(number: int, _: object) -> None:
+        _answer(_end)
+        kill_children()
+        raise Unwound(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.getsignal(number) for number in _CODES}
+    try:
+        _answer(unwind)
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 def _answer(handler: object) -> None:
     for number in _CODES:
         # A shell that runs a command with & has it ignore Ctrl-C, which is meant for what is in front, and nohup a lost terminal
@@ -70,10 +104,14 @@ def _end(number: int, frame: object) -> None:
     code = _CODES[signal.Signals(number)]
     if _is_silent(number):
         os._exit(code)
-    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    kill_children()
     with contextlib.suppress(OSError):
-        os.write(2, f"fasttrain: stopped by {name}\n".encode())
+        os.write(2, f"fasttrain: stopped by {_name(number)}\n".encode())
     os._exit(code)
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def _is_silent(number: int) -> bool:
@@ -86,3 +124,22 @@ def _is_silent(number: int) -> bool:
                 os.close(os.open(os.path.join(launch, "unsaid"), os.O_CREAT | os.O_WRONLY))
         return True
     return "WORLD_SIZE" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def kill_children() -> None:
+    """All that this process started, and what they started."""
+    own = os.getpid()
+    parents: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+                    # The name of a program, in brackets, may hold anything
+                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    for child in parents:
+        above: int | None = parents[child]
+        while above not in (None, 0, own):
+            above = parents.get(above or 0)
+        if above == own:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)

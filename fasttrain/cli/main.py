@@ -11,7 +11,7 @@ import io
 import os
 import sys
 
-from fasttrain.cli.interruption import end_on_signals, end_with, raise_on_ctrl_c
+from fasttrain.cli.interruption import Unwound, end_on_signals, end_with, raise_on_ctrl_c
 from fasttrain.errors import (
     DISK_ERRORS,
     EXIT_BUG,
@@ -153,6 +153,9 @@ def _guarded(arguments: list[str], debug: bool) -> int:
     except KeyboardInterrupt:
         _tell("interrupted")
         return EXIT_INTERRUPTED
+    except Unwound as signalled:
+        _tell(f"stopped by {signalled.name}")
+        return signalled.exit_code
     except BrokenPipeError:
         # The reader of our output went away (`… | head`): nothing to say, and nobody to say it to
         _drop_output()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fasttrain.cli.interruption import unwinding
 from fasttrain.cli.printing import print_json
 from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption, RecipeOption, SetOption
 from fasttrain.cli.signals import stop_on_signals
@@ -73,7 +74,8 @@ def profile_command(
     if program is not None:
         from fasttrain.studies.profiling.nsys import run_nsys
 
-        record["nsys"] = str(run_nsys(program, resolved.recipe, data, device, folder))
+        with unwinding():
+            record["nsys"] = str(run_nsys(program, resolved.recipe, data, device, folder))
         write_json(folder / "profile.json", record)
     if json:
         print_json(record)

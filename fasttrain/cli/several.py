@@ -228,8 +228,8 @@ class Several:
 
     def _at_last(self, code: int) -> None:
         """The last that a process does which another rank's failure ends, from a thread."""
+        from fasttrain.cli.interruption import kill_children
         from fasttrain.cli.on_finish import ON_FINISH
-        from fasttrain.cli.signals import kill_children
 
         kill_children()
         if not self.follows:

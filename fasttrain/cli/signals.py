@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+from fasttrain.cli.interruption import kill_children
 from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.cli.several import SEVERAL
 from fasttrain.engine.stop import StopRequest
@@ -171,22 +172,3 @@ class _Answer:
 def _print(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         os.write(2, f"{line}\n".encode(errors="backslashreplace"))
-
-
-def kill_children() -> None:
-    """All that this process started, and what they started."""
-    own = os.getpid()
-    parents: dict[int, int] = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-                    # The name of a program, in brackets, may hold anything
-                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    for child in parents:
-        above: int | None = parents[child]
-        while above not in (None, 0, own):
-            above = parents.get(above or 0)
-        if above == own:
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)

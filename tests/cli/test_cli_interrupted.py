@@ -129,6 +129,52 @@ def test_ctrl_c_leaves_out_what_on_finish_asks_for(tmp_path: Path) -> None:
     assert (process.returncode, err) == (0, "fasttrain: --on-finish was interrupted\n")
 
 
+@pytest.mark.parametrize("number", list(ENDS))
+def test_what_unwinds_ends_all_that_it_started(number: signal.Signals, tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "from fasttrain.cli.interruption import Unwound, end_on_signals, unwinding\n"
+        "end_on_signals()\n"
+        "try:\n"
+        "    with unwinding():\n"
+        "        subprocess.run(['sh', '-c', 'setsid sleep 60 & echo begun; sleep 60'])\n"
+        "except Unwound as signalled:\n"
+        "    print(signalled.name, flush=True)\n"
+        "    sys.exit(signalled.exit_code)\n"
+    )
+    with started([sys.executable, "-c", program], tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.2)
+        process.send_signal(number)
+        # What was left running would hold the pipes open
+        out, err = process.communicate(timeout=30)
+    code, name = ENDS[number]
+    assert (process.returncode, out, err) == (code, f"{name}\n", "")
+
+
+def test_a_second_signal_ends_what_does_not_unwind(tmp_path: Path) -> None:
+    program = (
+        "import time\n"
+        "from fasttrain.cli.interruption import end_on_signals, unwinding\n"
+        "end_on_signals()\n"
+        "with unwinding():\n"
+        "    while True:\n"
+        "        try:\n"
+        "            print('again', flush=True)\n"
+        "            time.sleep(60)\n"
+        "        except BaseException:\n"
+        "            pass\n"
+    )
+    with started([sys.executable, "-c", program], tmp_path) as process:
+        assert process.stdout is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            assert process.stdout.readline() == "again\n"
+            process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "fasttrain: stopped by SIGTERM\n")
+
+
 def test_a_caller_in_python_keeps_its_own_answers(capsys: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(number) for number in ENDS]
     with pytest.raises(SystemExit):
