@@ -94,7 +94,7 @@ def _last_words(folder: Path, storage: str | None, json: bool, stop: StopRequest
         if not failed:
             raise StorageError(str(error)) from error
     if stop.asked:
-        print(
-            f"fasttrain: stopped by {stop.reason}; what ran is saved: give the same command to go on", file=sys.stderr
-        )
+        # Where it failed, that may be since it could not be saved
+        how = "" if failed else "; what ran is saved: give the same command to go on"
+        print(f"fasttrain: stopped by {stop.reason}{how}", file=sys.stderr)
         stop.has_told()

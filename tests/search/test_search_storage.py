@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shlex
 import sqlite3
 import tempfile
 import threading
@@ -11,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from small_machine import run_with
 
 from fasttrain.errors import RecipeError, StorageError
 from fasttrain.studies.search import storage
@@ -112,6 +114,51 @@ def test_a_file_that_is_lost_under_a_study_is_not_waited_for(harm: str, tmp_path
         patiently(place, lambda: study.tell(trial, 0.5))
         assert harm == "none"
     assert time.monotonic() - began < 20
+
+
+FILLED = """
+import os, sys, time
+from pathlib import Path
+import optuna
+from fasttrain.errors import StorageError
+from fasttrain.studies.search import storage
+storage.FULL_SECONDS = 1.0
+place = storage.place_of({kind!r}, Path({folder!r}))
+study = optuna.create_study(storage=storage.open_storage(place), study_name="a")
+trials = [study.ask() for _ in range(2)]
+with open({folder!r} + "/fill", "wb", buffering=0) as fill:
+    try:
+        while True:
+            fill.write(bytes(512))
+    except OSError:
+        pass
+began = time.monotonic()
+def told(trial):
+    # More than fits into a page that is there already
+    trial.set_user_attr("long", "x" * 20000)
+    study.tell(trial, 0.5)
+try:
+    storage.patiently(place, lambda: told(trials[0]))
+except StorageError as error:
+    assert {words!r} in str(error), error
+else:
+    raise SystemExit("told on a full disk")
+assert 0.9 < time.monotonic() - began < 20
+# Emptied in time it is as if nothing had been
+import threading
+threading.Timer(0.4, lambda: os.unlink({folder!r} + "/fill")).start()
+storage.patiently(place, lambda: told(trials[1]))
+assert study.get_trials()[1].state == optuna.trial.TrialState.COMPLETE
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("sqlite", "database or disk is full"), ("journal", "No space left on device")]
+)
+def test_a_full_disk_is_not_waited_for_long(kind: str, words: str, tmp_path: Path) -> None:
+    script = FILLED.format(kind=kind, words=words, folder=str(tmp_path))
+    done = run_with(script, f"mount -t tmpfs -o size=1m tmpfs {shlex.quote(str(tmp_path))} &&", namespace=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_search_that_was_told_to_stop_waits_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

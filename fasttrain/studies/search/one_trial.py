@@ -227,7 +227,7 @@ class OneTrial:
         frozen = self._frozen()
         self._asked(lambda: self.study.optuna.tell(self.trial, state=state.FAIL))
         self._asked(lambda: go_on_with(self.study.optuna, frozen))
-        self._say("saved; it goes on when the search is started again")
+        self._say("it goes on when the search is started again, from what it saved")
 
     def _failed(self, reason: str) -> None:
         state = require_optuna().trial.TrialState

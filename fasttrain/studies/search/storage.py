@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -21,6 +22,8 @@ PATIENCE_SECONDS = 600.0
 """For which a storage that does not answer is asked again."""
 STOPPED_SECONDS = 10.0
 """For which it is once the search was told to stop."""
+FULL_SECONDS = 10.0
+"""For which it is on a full disk: seldom somebody empties that, and trials end of it, too."""
 _LOST = ("no such table", "malformed", "not a database")
 """What SQLite says of a file that no waiting mends."""
 HEARTBEAT_SECONDS = 15
@@ -128,7 +131,9 @@ def open_storage(place: Place, stale: Callable[[Any, Any], None] | None = None) 
 
 def _opened(optuna: Any, place: Place, stale: Callable[[Any, Any], None] | None) -> Any:
     if place.kind == JOURNAL:
-        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(place.url))
+        from fasttrain.studies.search.journal import WholeLineJournal
+
+        return optuna.storages.JournalStorage(WholeLineJournal(place.url))
     settings: dict[str, Any] = {"pool_pre_ping": True}
     if place.kind == SQLITE:
         settings["connect_args"] = {"timeout": BUSY_SECONDS}
@@ -166,7 +171,8 @@ def patiently(
     waiting: Callable[[str], None] = lambda text: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """What `ask` gives; it is asked again while the storage is locked or does not answer, for ten minutes.
+    """What `ask` gives; it is asked again while the storage is locked or does not answer, for ten minutes, on a full disk for ten
+    seconds.
 
     waiting: told of it once. stopped: whether it is to end soon. Raises StorageError then, and at once where the file is lost.
     """
@@ -182,7 +188,8 @@ def patiently(
             if stopped_at is None and stopped():
                 stopped_at = now
             hurried = stopped_at is not None and now - stopped_at > STOPPED_SECONDS
-            if hurried or now - began > PATIENCE_SECONDS or _is_lost(place, error):
+            limit = FULL_SECONDS if _is_full(error) else PATIENCE_SECONDS
+            if hurried or now - began > limit or _is_lost(place, error):
                 raise _unusable(place, error) from error
             if not told:
                 waiting(f"the study's storage does not answer ({_first_line(_chain(error)[-1])}); it is asked again")
@@ -196,6 +203,13 @@ def _of_the_storage(error: BaseException) -> bool:
     return bool(names & {"OperationalError", "StorageInternalError", "DBAPIError", "InterfaceError"}) or (
         isinstance(error, OSError) and not isinstance(error, StorageError)
     )
+
+
+def _is_full(error: BaseException) -> bool:
+    last = _chain(error)[-1]
+    full = isinstance(last, OSError) and last.errno in (errno.ENOSPC, errno.EDQUOT)
+    # SQLite's own words
+    return full or "database or disk is full" in str(last)
 
 
 def _is_lost(place: Place, error: BaseException) -> bool:
