@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,10 +16,11 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @contextlib.contextmanager
-def write_whole(path: Path) -> Iterator[IO[bytes]]:
+def write_whole(path: Path, before_rename: Callable[[Path], None] = lambda temporary: None) -> Iterator[IO[bytes]]:
     """A file that appears under its name only when it is complete and on the disk: temp file, fsync, rename.
 
-    Raises StorageError that names the path and the free bytes; what was there before stays as it was.
+    before_rename: is given the complete temporary file, whose size and time of change stay its own. Raises StorageError that
+    names the path and the free bytes; what was there before stays as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -27,6 +28,7 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
+        before_rename(temporary)
         os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -38,6 +40,15 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def ends_within_a_line(path: Path) -> bool:
+    """Whether the last line of a file that is there was never ended, as by a process that was killed or a disk that was full."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def write_json(path: Path, value: Any) -> None:

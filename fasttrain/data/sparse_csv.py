@@ -6,7 +6,7 @@ is 0. Rows may stand in any order. Python's csv or a float a row would take long
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,9 @@ def read_sparse(path: Path, voxels: int, mask: bool = False) -> SparseVolume:
     return SparseVolume(indices, values)
 
 
-def write_sparse(path: Path, volume: np.ndarray) -> None:
+def write_sparse(
+    path: Path, volume: np.ndarray, before_rename: Callable[[Path], None] = lambda temporary: None
+) -> None:
     """Writes a volume [*spatial] as the challenge's files are: the voxels that are not 0 in the order of their indices."""
     flat = np.ascontiguousarray(volume).reshape(-1)
     indices = np.flatnonzero(flat)
@@ -65,7 +67,7 @@ def write_sparse(path: Path, volume: np.ndarray) -> None:
     lines = [
         f"{index},{value}" for index, value in zip(indices.tolist(), flat[indices].astype(str).tolist(), strict=True)
     ]
-    with write_whole(path) as stream:
+    with write_whole(path, before_rename) as stream:
         stream.write("\n".join([HEADER.decode(), *lines, ""]).encode())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nibabel as nib
@@ -16,12 +16,18 @@ from fasttrain.data.volume_files import read_header
 from fasttrain.whole_files import write_whole
 
 
-def write_label(path: Path, class_map: np.ndarray | torch.Tensor, source: Path, class_values: Sequence[int]) -> None:
+def write_label(
+    path: Path,
+    class_map: np.ndarray | torch.Tensor,
+    source: Path,
+    class_values: Sequence[int],
+    before_rename: Callable[[Path], None] = lambda temporary: None,
+) -> None:
     """Writes class indices [*spatial] as the label values `class_values[index]` (at most 255), uint8, on the grid of `source`.
 
     `source` is the case's image file, from which affine, sform and qform codes, units and the stored shape (less a channel
     axis) come. `path` ends in .nii.gz or .nii. Raises DataError where `source` cannot be read, StorageError where `path`
-    cannot be written; the file appears whole or not at all.
+    cannot be written; the file appears whole or not at all. before_rename: see `write_whole`.
     """
     indices = class_map.cpu().numpy() if isinstance(class_map, torch.Tensor) else np.asarray(class_map)
     header = read_header(source)
@@ -31,18 +37,23 @@ def write_label(path: Path, class_map: np.ndarray | torch.Tensor, source: Path, 
     blob = _nifti_bytes(values, header)
     if path.name.lower().endswith(".gz"):
         blob = gzip.compress(blob, compresslevel=3, mtime=0)
-    with write_whole(path) as stream:
+    with write_whole(path, before_rename) as stream:
         stream.write(blob)
 
 
-def write_volume(path: Path, values: np.ndarray, affine: np.ndarray) -> None:
+def write_volume(
+    path: Path,
+    values: np.ndarray,
+    affine: np.ndarray,
+    before_rename: Callable[[Path], None] = lambda temporary: None,
+) -> None:
     """Writes float32 [*spatial] with an affine to RAS mm; the file appears whole or not at all, else StorageError."""
     image = nib.Nifti1Image(np.asarray(values, dtype=np.float32), affine)
     image.header.set_xyzt_units("mm")
     blob = image.to_bytes()
     if path.name.lower().endswith(".gz"):
         blob = gzip.compress(blob, compresslevel=3, mtime=0)
-    with write_whole(path) as stream:
+    with write_whole(path, before_rename) as stream:
         stream.write(blob)
 
 

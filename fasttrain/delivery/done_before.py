@@ -11,9 +11,10 @@ from typing import Any
 from fasttrain.delivery.trained import TrainedRun
 from fasttrain.errors import StorageError
 from fasttrain.samples import Case
+from fasttrain.whole_files import ends_within_a_line
 
 RECORD = ".fasttrain_predictions.jsonl"
-"""In the folder of the predictions, a line a case; of two lines about one the later holds."""
+"""In the folder of the predictions, a line a file; of two lines about one the later holds."""
 
 
 class DoneBefore:
@@ -41,21 +42,27 @@ class DoneBefore:
 
     def holds(self, case: Case, path: Path) -> bool:
         """Whether the prediction of a case is done."""
-        return path.name in self._lines and path.exists() and self._lines[path.name] == self._record(case, path)
+        return path.name in self._lines and path.exists() and self._lines[path.name] == self._record(case, path, path)
 
-    def note(self, case: Case, path: Path) -> None:
-        """Writes down that the prediction of a case is done; raises StorageError where that cannot be written."""
-        record = self._record(case, path)
+    def note(self, case: Case, path: Path, made: Path) -> None:
+        """Writes down that the prediction of a case is done, which lies in `made` and is about to be renamed to `path`: before
+        it is there, so that none can be there without. Raises StorageError where that cannot be written.
+        """
+        record = self._record(case, path, made)
         self._lines[path.name] = record
         try:
-            with self._path.open("a", encoding="utf-8", errors="surrogateescape") as stream:
-                stream.write(json.dumps(record, ensure_ascii=True) + "\n")
+            torn = self._path.exists() and ends_within_a_line(self._path)
+            with self._path.open("ab") as stream:
+                stream.write(b"\n" * torn + json.dumps(record, ensure_ascii=True).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
         except OSError as error:
             raise StorageError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
-    def _record(self, case: Case, path: Path) -> dict[str, Any]:
+    def _record(self, case: Case, path: Path, made: Path) -> dict[str, Any]:
         inputs = [_state(file) for image in case.images for file in _files_of(image)]
-        return {"prediction": path.name, **self._made_by, "inputs": inputs, "output": _state(path)}
+        output = [os.path.abspath(path), *_state(made)[1:]]
+        return {"prediction": path.name, **self._made_by, "inputs": inputs, "output": output}
 
 
 def _lines_of(path: Path) -> list[str]:

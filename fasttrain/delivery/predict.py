@@ -7,6 +7,7 @@ several values may have become one), and no voxel is written as the ignore label
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from fasttrain.data.file_names import as_file_name
@@ -88,8 +89,8 @@ def predict(
         if skipped:
             continue
         try:
-            _predict_case(run, preprocess, case, path, telling(within, number - 1, len(cases), case.name), warn)
-            before.note(case, path)
+            told = telling(within, number - 1, len(cases), case.name)
+            _predict_case(run, preprocess, case, path, told, warn, partial(before.note, case, path))
             written.append(path)
         except DataError as error:
             faults.extend(error.faults)
@@ -140,6 +141,7 @@ def _predict_case(
     path: Path,
     told: WindowsTold | None,
     warn: Callable[[str], None],
+    note: Callable[[Path], None],
 ) -> None:
     if harm := _harm(case, path):
         raise DataError(f"{path}: the prediction would overwrite {harm}; name another folder")
@@ -147,4 +149,4 @@ def _predict_case(
     with explaining(run.recipe):
         sample = preprocess.as_sample(preprocess(case))
         class_map = with_fewer_windows(run, lambda: run.predictor.class_map(sample, True, told), warn).cpu().numpy()
-    write_label(path, class_map, case.images[0], run.recipe.data.class_values)
+    write_label(path, class_map, case.images[0], run.recipe.data.class_values, note)

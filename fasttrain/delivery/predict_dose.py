@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,10 +56,9 @@ def predict_doses(
         for case in cases
     }
     before = DoneBefore(folder, run)
-    done = {
-        case.name for case in cases if not overwrite and all(before.holds(case, path) for path in targets[case.name])
-    }
-    there = [path for name, paths in targets.items() if name not in done for path in paths if path.exists()]
+    made = {path for case in cases if not overwrite for path in targets[case.name] if before.holds(case, path)}
+    done = {case.name for case in cases if made.issuperset(targets[case.name])}
+    there = [path for paths in targets.values() for path in paths if path not in made and path.exists()]
     if there and not overwrite:
         raise RecipeError(f"{there[0]} is there already ({len(there)} in all); name another folder, or add --overwrite")
     run.predictor.warn = warn
@@ -70,9 +70,8 @@ def predict_doses(
         if case.name in done:
             continue
         try:
-            _predict(run, preprocess, case, targets[case.name], telling(within, number - 1, len(cases), case.name))
-            for path in targets[case.name]:
-                before.note(case, path)
+            told = telling(within, number - 1, len(cases), case.name)
+            _predict(run, preprocess, case, targets[case.name], told, before)
             written.extend(targets[case.name])
         except DataError as error:
             faults.extend(error.faults)
@@ -82,7 +81,12 @@ def predict_doses(
 
 
 def _predict(
-    run: TrainedRun, preprocess: Preprocess, case: Case, targets: list[Path], told: WindowsTold | None
+    run: TrainedRun,
+    preprocess: Preprocess,
+    case: Case,
+    targets: list[Path],
+    told: WindowsTold | None,
+    before: DoneBefore,
 ) -> None:
     if (fault := missing_files(case)) is not None:
         raise DataError(fault)
@@ -97,7 +101,8 @@ def _predict(
     # As the challenge's reference is: nothing outside the mask
     dose = np.where(possible, dose, np.float32(0))
     for path in targets:
+        note = partial(before.note, case, path)
         if path.name.endswith(CSV):
-            write_sparse(path, dose)
+            write_sparse(path, dose, note)
         else:
-            write_volume(path, dose, affine_of(patient.spacing))
+            write_volume(path, dose, affine_of(patient.spacing), note)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from fasttrain.errors import DISK_ERRORS, StorageError
+from fasttrain.whole_files import ends_within_a_line
 
 _MOST_BYTES_HELD = 16 << 20
 """What a disk may refuse before that is an error: days of a run's lines."""
@@ -72,7 +73,7 @@ class LineFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = PatientFile(path, "ab")
-            if _ends_torn(path):
+            if ends_within_a_line(path):
                 self._file.write(b"\n")
         except OSError as error:
             raise self._fault(error) from error
@@ -97,11 +98,3 @@ class LineFile:
         reason = error.strerror or str(error)
         cure = "free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
         return StorageError(f"{self._path} cannot be written: {reason}; {cure} or choose another folder with --run")
-
-
-def _ends_torn(path: Path) -> bool:
-    if path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"

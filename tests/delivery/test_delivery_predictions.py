@@ -1,5 +1,6 @@
 """Predictions that are done are skipped, faulty cases are told, and windows fit the memory that is free."""
 
+import errno
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ from fasttrain.delivery.done_before import RECORD
 from fasttrain.delivery.window_memory import fit_windows, windows_that_fit, with_fewer_windows
 from fasttrain.engine.run import RunResult
 from fasttrain.engine.stop import StopRequest
-from fasttrain.errors import DataError, RecipeError
+from fasttrain.errors import DataError, RecipeError, StorageError
 from fasttrain.recipe.data_spec import FoldersSource
 
 
@@ -64,6 +65,41 @@ def test_a_torn_record_makes_nothing_done(whole_run: RunResult, given: Path, tmp
     (out / RECORD).write_text("\n".join([*lines[:2], lines[2][:40], "[1]", "null"]))
     with pytest.raises(RecipeError, match="1 of 3"):
         predict(run, given, out, silent, StopRequest())
+
+
+def test_what_follows_a_torn_record_is_done(whole_run: RunResult, given: Path, tmp_path: Path) -> None:
+    run, out = open_run(whole_run.run, "cpu"), tmp_path / "out"
+    written = predict(run, given, out, silent, StopRequest()).written
+    lines = (out / RECORD).read_text().splitlines()
+    (out / RECORD).write_text("\n".join([*lines[:2], lines[2][:40]]))
+    written[2].unlink()
+    assert predict(run, given, out, silent, StopRequest()).written == written[2:]
+    assert predict(run, given, out, silent, StopRequest()).skipped == written
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_predictions_file_is_never_there_without_its_record(
+    whole_run: RunResult, given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """It ends as the second one gets its name, or a moment later."""
+    run, out, replace, ended = open_run(whole_run.run, "cpu"), tmp_path / "out", os.replace, []
+
+    def end(source: Path, target: Path) -> None:
+        if after:
+            replace(source, target)
+        ended.append(target)
+        if len(ended) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        if not after:
+            replace(source, target)
+
+    monkeypatch.setattr(os, "replace", end)
+    with pytest.raises(StorageError):
+        predict(run, given, out, silent, StopRequest())
+    monkeypatch.undo()
+    assert len(list(out.glob("*.nii.gz"))) == 1 + after
+    again = predict(run, given, out, silent, StopRequest())
+    assert (len(again.written), len(again.skipped)) == (2 - after, 1 + after)
 
 
 def test_a_case_that_lacks_a_channel_is_told_and_the_rest_is_found(whole_run: RunResult, tmp_path: Path) -> None:

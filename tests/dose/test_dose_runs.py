@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from fasttrain.data.caches import open_case_source
 from fasttrain.data.openkbp import csv_case, read_patient
 from fasttrain.data.preprocess import Preprocess
 from fasttrain.delivery import open_run, predict
+from fasttrain.delivery.predictions import Predictions
 from fasttrain.engine.build import build_predictor
 from fasttrain.engine.limits import Limits
 from fasttrain.engine.optimisation.patience import out_of_patience
@@ -27,7 +30,7 @@ from fasttrain.engine.run import RunResult, resume
 from fasttrain.engine.state import Progress
 from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.validation import Validator
-from fasttrain.errors import EXIT_TERMINATED
+from fasttrain.errors import EXIT_TERMINATED, StorageError
 from fasttrain.machine.hardware import survey
 from fasttrain.recipe.training_spec import EarlyStoppingSpec
 from fasttrain.telemetry.events import EpochEnded, Event
@@ -134,6 +137,29 @@ def test_a_wrong_prediction_outside_the_mask_changes_no_score(small, patients: P
     assert scored(lambda dose: torch.where(possible, dose, 1e4)) == as_it_is
     assert scored(lambda dose: torch.where(possible, dose + 1, dose)) != as_it_is
     assert scored(lambda dose: torch.from_numpy(patient.dose)) == (0.0, 0.0)
+
+
+def test_a_prediction_that_ended_between_its_two_files_goes_on(
+    whole: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_patient(tmp_path / "given" / "pt_301", 7, dose=False)
+    trained, replace = open_run(whole.run, "cpu"), os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if str(target).endswith(".nii.gz"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    def predicted() -> Predictions:
+        return predict(trained, tmp_path / "given", tmp_path / "out", lambda done, total: None, StopRequest())
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(StorageError):
+        predicted()
+    monkeypatch.undo()
+    assert (tmp_path / "out" / "pt_301.csv").exists()
+    assert [path.name for path in predicted().written] == ["pt_301.csv", "pt_301.nii.gz"]
+    assert len(predicted().skipped) == 2
 
 
 def test_predictions_of_a_patient_without_a_dose(whole: RunResult, tmp_path: Path) -> None:
