@@ -111,21 +111,29 @@ saved_steps() {
 pass_on() {
   signalled="$1"
   signals=$((signals + 1))
-  if [[ -n "$child" && -n "$finishing" ]]; then
+  if [[ -n "$child" ]]; then signal_child "$1"; else pending="$1"; fi
+}
+
+# Where the system tells it; else of no process the same.
+command_line() { { tr '\0' '\n' <"/proc/$1/cmdline" || printf '%s' "$1"; } 2>/dev/null; }
+
+# Until it is a program of its own the child is a copy of this shell, which keeps a signal to itself.
+signal_child() {
+  local looks=0
+  while ((looks++ < 100)) && [[ "$(command_line "$$")" == "$(command_line "$child")" ]]; do sleep 0.02; done
+  if [[ -n "$finishing" ]]; then
     kill -s TERM -- "-$child" 2>/dev/null || true
     { sleep 2 && kill -s KILL -- "-$child"; } >/dev/null 2>&1 &
-  elif [[ -n "$child" ]]; then
-    kill -s "$1" "$child" 2>/dev/null || true
   else
-    pending="$1"
+    kill -s "$1" "$child" 2>/dev/null || true
   fi
 }
 
 start() {
-  pending=""
   "$@" </dev/null >&"${output:-1}" &
   child=$!
-  [[ -z "$pending" ]] || kill -s "$pending" "$child" 2>/dev/null || true
+  [[ -z "$pending" ]] || signal_child "$pending"
+  pending=""
 }
 
 # Waits for the child to its end, however many signals cut the wait short, and sets `code`.
@@ -191,6 +199,8 @@ keep_training() {
 
 finish() {
   local code=0 before output=2
+  # What came after the last try's end has no try to end
+  pending=""
   if [[ -n "$on_finish" && -n "$in_use" ]]; then
     say "--on-finish is left out: another process is at work on $run, and nothing has ended there"
     return 0

@@ -251,3 +251,51 @@ def test_a_hanging_on_finish_is_ended_by_a_signal(place: Place, number: signal.S
     stats = [path for pid in place.calls("hanging") if (path := Path(f"/proc/{pid}/stat")).exists()]
     assert all(path.read_text().rpartition(")")[2].split()[0] in "ZX" for path in stats)
     assert not (place.log / "over").exists()
+
+
+def signalled_before(place: Place, command: str, number: signal.Signals) -> dict[str, str]:
+    """An environment in which the loop gets a signal just before it runs a command, once."""
+    first = place.folder / "first.sh"
+    first.write_text(
+        "set -T\n"
+        f'ask() {{ [[ -e "$STUB_LOG/asked" || "$BASH_COMMAND" != {command} || "$0" != *keep_training.sh ]] || '
+        f'{{ : >"$STUB_LOG/asked"; kill -s {number.name[3:]} $$; }}; }}\n'
+        "trap ask DEBUG\n"
+    )
+    return {"BASH_ENV": str(first)}
+
+
+BEGINNING = ["'\"$@\" < /dev/null'*", "child=\\$!"]
+
+
+@pytest.mark.parametrize("command", BEGINNING)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_as_a_try_begins_ends_it(place: Place, command: str, number: signal.Signals) -> None:
+    environ = signalled_before(place, command, number)
+    began = time.monotonic()
+    # The stub waits for ten seconds, and would be tried again
+    assert keep(place, "wait 0", **environ).returncode == 143
+    assert (place.log / "asked").exists()
+    assert time.monotonic() - began < 8
+    assert len(place.calls("fasttrain")) <= 1
+
+
+@pytest.mark.parametrize("command", BEGINNING)
+def test_a_signal_as_on_finish_begins_ends_all_of_it(place: Place, command: str) -> None:
+    hanging = "trap '' TERM INT; echo $$ >$STUB_LOG/hanging; sleep 307; echo >$STUB_LOG/over"
+    environ = signalled_before(place, f'{command} || ! -n "$finishing"', signal.SIGINT)
+    loop = place.start(
+        "keep_training.sh",
+        *("--run", place.folder / "run", "--recipe", "demo", "--on-finish", hanging),
+        STUB_CODES="7",
+        **environ,
+    )
+    try:
+        assert loop.wait(timeout=20) == 7
+    finally:
+        loop.kill()
+    assert (place.log / "asked").exists()
+    time.sleep(0.1)
+    stats = [path for pid in place.calls("hanging") if (path := Path(f"/proc/{pid}/stat")).exists()]
+    assert all(path.read_text().rpartition(")")[2].split()[0] in "ZX" for path in stats)
+    assert not (place.log / "over").exists()
