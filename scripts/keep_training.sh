@@ -114,7 +114,7 @@ pass_on() {
   if [[ -n "$child" ]]; then signal_child "$1"; else pending="$1"; fi
 }
 
-# Where the system tells it; else of no process the same.
+# Of a process; a text that no other has where the system does not tell it.
 command_line() { { tr '\0' '\n' <"/proc/$1/cmdline" || printf '%s' "$1"; } 2>/dev/null; }
 
 # Until it is a program of its own the child is a copy of this shell, which keeps a signal to itself.
