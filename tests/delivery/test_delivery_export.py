@@ -68,8 +68,12 @@ def test_what_the_file_means_lies_in_it(whole_run: RunResult, tmp_path: Path) ->
 
 
 @NEEDS_BUNDLE
-def test_a_bundle_runs_by_monais_own_command(whole_run: RunResult, phantoms: Path, tmp_path: Path) -> None:
-    done = export(whole_run.run, "bundle", tmp_path / "bundle", None, False, silent)
+def test_a_bundle_runs_by_monais_own_command(
+    whole_run: RunResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # As it is typed, for a command that the check starts in another working folder
+    monkeypatch.chdir(tmp_path)
+    done = export(whole_run.run, "bundle", Path("bundle"), None, False, silent)
     model = open_plain(whole_run.run, None)
     (tmp_path / "images").mkdir()
     for image in model.case.images:

@@ -86,10 +86,12 @@ def _differing(model: PlainModel, path: Path) -> float:
     """The share of the foreground of the case in which the bundle's label map is another than `predict`'s."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as asked:
         images = [str(image.absolute()) for image in model.case.images]
+        # It runs in another working folder
+        root = path.absolute()
         arguments = {
-            "config_file": str(path / "configs/inference.json"),
-            "meta_file": str(path / "configs/metadata.json"),
-            "bundle_root": str(path),
+            "config_file": str(root / "configs/inference.json"),
+            "meta_file": str(root / "configs/metadata.json"),
+            "bundle_root": str(root),
             "datalist": [images[0] if len(images) == 1 else images],
             "output_dir": folder,
             "device": "$torch.device('cpu')",
