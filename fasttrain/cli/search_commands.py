@@ -114,7 +114,8 @@ def best_command(
         raise RecipeError(
             f"no trial of study {kept.name} has ended with a score yet; `fasttrain search status` tells how it stands"
         )
-    document: dict[str, Any] = {"study": str(kept.folder.path), "best": best, "written": None}
+    metric = kept.optuna.user_attrs.get("fasttrain_metric")
+    document: dict[str, Any] = {"study": str(kept.folder.path), "metric": metric, "best": best, "written": None}
     if write is not None:
         document["written"] = str(write_winner(kept, best[0], write))
     if json:

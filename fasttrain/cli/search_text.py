@@ -39,7 +39,7 @@ def best_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Of `search best`."""
     rows = []
     for one in document["best"]:
-        rows.append(("trial", f"{one['trial']}: {_values(one)}"))
+        rows.append(("trial", f"{one['trial']}: {_values(one, document['metric'])}"))
         rows += [(f"  {path}", _shown(value)) for path, value in one["params"].items()]
         rows.append(("  run", one["run"]))
     if document["written"]:
@@ -83,11 +83,13 @@ def _best(found: dict[str, Any]) -> str:
     more = f"; {counted(others, 'other')} that none beats in all objectives" if others else ""
     params = list(one["params"].items())
     shown = ", ".join(f"{path}={_shown(value)}" for path, value in params[:_MOST_VALUES])
-    return f"{found['metric']}: {_values(one)} by trial {one['trial']} with {shown}{' …' * (len(params) > _MOST_VALUES)}{more}"
+    return f"{_values(one, found['metric'])} by trial {one['trial']} with {shown}{' …' * (len(params) > _MOST_VALUES)}{more}"
 
 
-def _values(one: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in one["values"].items())
+def _values(one: dict[str, Any], metric: str | None) -> str:
+    """metric: what the score is, where the study tells that."""
+    called = {"score": metric or "score"}
+    return ", ".join(f"{called.get(name, name)} {value:.4f}" for name, value in one["values"].items())
 
 
 def _importance(found: dict[str, Any]) -> str:
