@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +14,35 @@ from typing import IO, Any
 from fasttrain.errors import StorageError
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
+_HALF_MADE: set[tuple[int, Path]] = set()
+"""What is being made, with the process that makes it: a forked one inherits the others'."""
+
+
+@contextlib.contextmanager
+def half_made(path: Path) -> Iterator[None]:
+    """In the scope `path`, a file or folder, is being made: it is removed at the end, and where a signal ends the process there."""
+    entry = (os.getpid(), path)
+    _HALF_MADE.add(entry)
+    try:
+        yield
+    finally:
+        _remove(path)
+        _HALF_MADE.discard(entry)
+
+
+def remove_half_made() -> None:
+    """For a process that ends at once, without leaving the scopes that it is in."""
+    for process, path in list(_HALF_MADE):
+        if process == os.getpid():
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -24,12 +54,13 @@ def write_whole(path: Path, before_rename: Callable[[Path], None] = lambda tempo
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(temporary, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        before_rename(temporary)
-        os.replace(temporary, path)
+        with half_made(temporary):
+            with open(temporary, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            before_rename(temporary)
+            os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -37,9 +68,6 @@ def write_whole(path: Path, before_rename: Callable[[Path], None] = lambda tempo
             os.close(folder)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}{told_free(path.parent)}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def ends_within_a_line(path: Path) -> bool:

@@ -11,7 +11,7 @@ import typer
 
 from fasttrain.cli.printing import print_json
 from fasttrain.cli.run_commands import JsonOption, SetOption
-from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.signals import say_stopped, stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DATA, EXIT_DONE, RecipeError
@@ -63,7 +63,7 @@ def check_command(
         try:
             checked, split = _checked(resolved, data, full, view, stop)
         except Stopped:
-            return stop.exit_code
+            return say_stopped(stop, "what was read of the cases is remembered; give the command again")
         finally:
             view.close()
     if json:

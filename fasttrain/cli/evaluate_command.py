@@ -11,7 +11,7 @@ import typer
 
 from fasttrain.cli.printing import print_json
 from fasttrain.cli.run_commands import DeviceOption, JsonOption
-from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.signals import say_stopped, stop_on_signals
 from fasttrain.cli.trained_commands import MirrorOption, RunArgument, opened, origin, telling
 from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DONE, RecipeError
@@ -82,7 +82,7 @@ def evaluate_command(
                     trained, part.value, data, folder, told, stop, tolerance, surfaces, worst, told, warn
                 )
         except Stopped:
-            return stop.exit_code
+            return say_stopped(stop, "no scores were written")
         finally:
             view.close()
     if trained.recipe.task == "dose":

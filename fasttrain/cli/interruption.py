@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 
 from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
@@ -104,7 +105,7 @@ def _end(number: int, frame: object) -> None:
     code = _CODES[signal.Signals(number)]
     if _is_silent(number):
         os._exit(code)
-    kill_children()
+    end_traceless()
     with contextlib.suppress(OSError):
         os.write(2, f"fasttrain: stopped by {_name(number)}\n".encode())
     os._exit(code)
@@ -124,6 +125,16 @@ def _is_silent(number: int) -> bool:
                 os.close(os.open(os.path.join(launch, "unsaid"), os.O_CREAT | os.O_WRONLY))
         return True
     return "WORLD_SIZE" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def end_traceless() -> None:
+    """Just before this process ends at once: no process and no half-made file of its own is left."""
+    kill_children()
+    # A command that writes has loaded it; while it is being loaded, it has no such function yet
+    remove = getattr(sys.modules.get("fasttrain.whole_files"), "remove_half_made", None)
+    if remove is not None:
+        with contextlib.suppress(Exception):
+            remove()
 
 
 def kill_children() -> None:

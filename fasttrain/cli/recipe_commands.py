@@ -12,7 +12,7 @@ import typer
 
 from fasttrain.cli.figures import one_line
 from fasttrain.cli.printing import print_json, print_table
-from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.signals import say_stopped, stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DONE, RecipeError, StorageError
 from fasttrain.recipe import bundled_recipes, find_recipe, resolve
@@ -133,7 +133,7 @@ def suggest_command(
             for sentence in suggestion.warnings():
                 view.on_event(Message(sentence, "warning"))
         except Stopped:
-            return stop.exit_code
+            return say_stopped(stop, "no recipe was written")
         finally:
             view.close()
     _write_or_refuse(target, suggestion.text)

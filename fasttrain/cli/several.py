@@ -228,10 +228,10 @@ class Several:
 
     def _at_last(self, code: int) -> None:
         """The last that a process does which another rank's failure ends, from a thread."""
-        from fasttrain.cli.interruption import kill_children
+        from fasttrain.cli.interruption import end_traceless
         from fasttrain.cli.on_finish import ON_FINISH
 
-        kill_children()
+        end_traceless()
         if not self.follows:
             ON_FINISH.carry_out(code)
 

@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
 
-from fasttrain.cli.interruption import kill_children
+from fasttrain.cli.interruption import end_traceless
 from fasttrain.cli.on_finish import ON_FINISH
 from fasttrain.cli.several import SEVERAL
 from fasttrain.engine.stop import StopRequest
@@ -163,10 +164,16 @@ class _Answer:
         if not self._told and not (final and self.stop.told) and not SEVERAL.follows:
             self._told = True
             _print(f"fasttrain: stopped {how}" + (f"; go on with: {goes_on}{ON_FINISH.option}" if goes_on else ""))
-        kill_children()
+        end_traceless()
         if final and self._code == EXIT_INTERRUPTED and not SEVERAL.follows:
             ON_FINISH.carry_out(self._code)
         os._exit(self._code)
+
+
+def say_stopped(stop: StopRequest, then: str) -> int:
+    """One line of a command that was stopped in order, and what follows from that; gives the exit code."""
+    print(f"fasttrain: stopped by {stop.reason}; {then}", file=sys.stderr)
+    return stop.exit_code
 
 
 def _print(line: str) -> None:

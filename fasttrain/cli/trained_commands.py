@@ -10,7 +10,7 @@ import typer
 
 from fasttrain.cli.printing import print_json
 from fasttrain.cli.run_commands import DeviceOption, JsonOption
-from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.signals import say_stopped, stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DATA, EXIT_DONE, RecipeError
 from fasttrain.telemetry.events import Message, Observer, Progress
@@ -63,7 +63,7 @@ def predict_command(
             warn = lambda text: view.on_event(Message(text, "warning"))  # noqa: E731
             done = predict(trained, given, target, told, stop, overwrite, told, warn)
         except Stopped:
-            return stop.exit_code
+            return say_stopped(stop, "predictions that are done are kept, and the same command goes on")
         finally:
             view.close()
     if json:

@@ -175,6 +175,37 @@ def test_a_second_signal_ends_what_does_not_unwind(tmp_path: Path) -> None:
     assert (process.returncode, err) == (143, "fasttrain: stopped by SIGTERM\n")
 
 
+@pytest.mark.parametrize("number", list(ENDS))
+def test_what_ends_at_once_leaves_no_half_of_a_file(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("former")
+    program = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from fasttrain.cli.interruption import end_on_signals\n"
+        "from fasttrain.whole_files import half_made, write_whole\n"
+        "end_on_signals()\n"
+        "with half_made(Path('bundle.part')), write_whole(Path('report.html')) as stream:\n"
+        "    os.makedirs('bundle.part/configs')\n"
+        "    stream.write(b'half')\n"
+        "    stream.flush()\n"
+        # A forked process ends by itself, and the files are not its own
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        os.kill(os.getpid(), int(sys.argv[1]))\n"
+        "    os.waitpid(child, 0)\n"
+        "    print(len(os.listdir()), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with started([sys.executable, "-c", program, str(int(number))], tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "3\n"
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode == ENDS[number][0]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text() == "former"
+
+
 def test_a_caller_in_python_keeps_its_own_answers(capsys: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(number) for number in ENDS]
     with pytest.raises(SystemExit):

@@ -100,6 +100,24 @@ with stop_on_signals() as stop:
     assert err == ("fasttrain: stopped where it was; nothing newer than the last checkpoint could be saved: no room\n")
 
 
+def test_a_second_signal_leaves_no_half_of_a_file(tmp_path: Path) -> None:
+    process = started(
+        """
+from pathlib import Path
+from fasttrain.whole_files import write_whole
+with stop_on_signals() as stop, write_whole(Path("prediction.nii.gz")) as stream:
+    stop.begun = True
+    say(len(os.listdir()))
+    while True:
+        time.sleep(0.1)
+""",
+        tmp_path,
+    )
+    code, out, err, _ = ended(process, signal.SIGINT, signal.SIGINT, apart=0.5)
+    assert (code, out, err) == (130, "1\n", "fasttrain: stopped at once, by a second signal\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_changes_its_state_is_waited_for(tmp_path: Path) -> None:
     """Longer than the grace; once the scope at rest is over there is no ending from beside any more."""
     process = started(

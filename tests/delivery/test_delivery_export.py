@@ -15,7 +15,7 @@ import torch
 from monai.bundle import verify_metadata
 
 from fasttrain.cli.main import run as command_line
-from fasttrain.delivery.export import EXPORTS, export, exported, onnx_file, torchscript
+from fasttrain.delivery.export import EXPORTS, export, exported, exporting, onnx_file, torchscript
 from fasttrain.delivery.export.agreement import TOLERANCE
 from fasttrain.delivery.export.bundle_configs import metadata
 from fasttrain.delivery.export.plain import open_plain, real_windows, sample_of
@@ -219,6 +219,19 @@ def test_an_export_that_is_there_stays_unless_it_is_to_go(whole_run: RunResult, 
     assert (tmp_path / "model.ts").read_bytes() != b"mine"
 
 
+def test_a_bundle_that_is_there_is_whole_until_another_takes_its_place(tmp_path: Path) -> None:
+    target, part = tmp_path / "bundle", tmp_path / ".bundle.1.part"
+    for folder, text in ((target, "former"), (part, "new")):
+        (folder / "configs").mkdir(parents=True)
+        (folder / "configs/inference.json").write_text(text)
+    with pytest.raises(FileNotFoundError):
+        exporting._put(tmp_path / "nothing", target)
+    assert (target / "configs/inference.json").read_text() == "former"
+    exporting._put(part, target)
+    assert (target / "configs/inference.json").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
 def test_what_cannot_be_exported_is_one_sentence(
     whole_run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,8 +255,6 @@ def test_a_network_that_a_format_cannot_hold_is_one_sentence(whole_run: RunResul
 
     model = open_plain(whole_run.run, None)
     object.__setattr__(model, "network", Asks())
-    from fasttrain.delivery.export import exporting
-
     with pytest.raises(RecipeError, match="cannot be exported with --format exported") as told:
         exporting._checked(EXPORTS["exported"], model, tmp_path / "a.pt2", "exported", silent)
     assert len(told.value.faults) == 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from fasttrain.delivery.export.agreement import TOLERANCE
 from fasttrain.delivery.export.plain import PlainModel, open_plain
 from fasttrain.engine.failures import explained
 from fasttrain.errors import FasttrainError, MachineError, RecipeError, StorageError
+from fasttrain.own_process import signals_held
+from fasttrain.whole_files import half_made
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,12 @@ def export(
     part = target.with_name(f".{target.name}.{os.getpid()}.part{target.suffix}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        told(f"writing {format}, epoch {model.epoch} of {model.checkpoint}")
-        difference = _checked(chosen, model, part, format, told)
-        _put(part, target)
+        with half_made(part):
+            told(f"writing {format}, epoch {model.epoch} of {model.checkpoint}")
+            difference = _checked(chosen, model, part, format, told)
+            _put(part, target)
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}; name another with --out") from error
-    finally:
-        _remove(part)
     return Exported(
         target, format, model.epoch, model.checkpoint, model.case.name, difference, model.described()["answer"]
     )
@@ -120,13 +121,17 @@ def _sentence(error: Exception, model: PlainModel, what: str) -> Exception:
 
 
 def _put(part: Path, target: Path) -> None:
-    if target.is_dir() or part.is_dir():
-        _remove(target)
-    os.replace(part, target)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    if not (target.is_dir() or part.is_dir()) or not os.path.lexists(target):
+        os.replace(part, target)
+        return
+    # A folder takes no other's place, and what was there is to be there until this is
+    former = target.with_name(f".{target.name}.{os.getpid()}.former.part")
+    # What comes meanwhile is answered before the former is removed
+    with contextlib.ExitStack() as after, signals_held():
+        os.replace(target, former)
+        try:
+            os.replace(part, target)
+        except OSError:
+            os.replace(former, target)
+            raise
+        after.enter_context(half_made(former))
