@@ -20,7 +20,7 @@ _HALF_MADE: set[tuple[int, Path]] = set()
 
 @contextlib.contextmanager
 def half_made(path: Path) -> Iterator[None]:
-    """In the scope `path`, a file or folder, is being made: it is removed at the end, and where a signal ends the process there."""
+    """In the scope `path`, a file or folder, is being made: it is removed at the end, and where a signal ends the process."""
     entry = (os.getpid(), path)
     _HALF_MADE.add(entry)
     try:
