@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,14 +13,14 @@ import typer
 from fasttrain.cli.printing import print_json, print_table
 from fasttrain.cli.profile_command import OutOption
 from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption, RecipeOption, SetOption
-from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.signals import say_stopped, stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped
 from fasttrain.errors import EXIT_DONE, RecipeError, StorageError, exit_code_of
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.recipe import resolve
-from fasttrain.studies.study_folder import new_study_folder
+from fasttrain.studies.study_folder import NewStudyFolder
 from fasttrain.whole_files import write_json
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def ablate_command(
     chosen, limit, seconds = read_only(only), read_seconds("--trial-time", trial_time), read_seconds("--budget", budget)
     if not limit or limit <= 0 or seconds == 0:
         raise RecipeError("--trial-time and --budget: should be above 0")
-    folder = new_study_folder(out, f"{resolved.recipe.name}-ablate")
-    with stop_on_signals() as stop:
+    with NewStudyFolder(out, f"{resolved.recipe.name}-ablate", "ablate") as place, stop_on_signals() as stop:
+        folder = place.path
         view = open_view(sys.stderr)
         stop.begun = True
         study = None
@@ -79,8 +80,10 @@ def ablate_command(
         except Stopped:
             view.close()
             _end(study, folder, "stopped", stop.exit_code, json)
-            print("fasttrain: stopped; the table holds what was measured until then", file=sys.stderr)
-            return stop.exit_code
+            if study is None or not study.rows:
+                shutil.rmtree(folder / "trials", ignore_errors=True)
+                return say_stopped(stop, "nothing was measured")
+            return say_stopped(stop, "the table holds what was measured until then; the same command begins it anew")
         except BaseException as error:
             view.close()
             # A disk that is full already must not take the place of the first error
@@ -88,7 +91,9 @@ def ablate_command(
                 _end(study, folder, "failed", exit_code_of(error), True, told=False)
             raise
         view.close()
-    _end(study, folder, "done", EXIT_DONE, json)
+        _end(study, folder, "done", EXIT_DONE, json)
+        sys.stdout.flush()
+        place.finish()
     return EXIT_DONE
 
 

@@ -11,14 +11,14 @@ import typer
 from fasttrain.cli.interruption import unwinding
 from fasttrain.cli.printing import print_json
 from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption, RecipeOption, SetOption
-from fasttrain.cli.signals import stop_on_signals
+from fasttrain.cli.signals import say_stopped, stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DONE
 from fasttrain.machine.hardware import wants_gpu
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
 from fasttrain.recipe import resolve
-from fasttrain.studies.study_folder import new_study_folder
+from fasttrain.studies.study_folder import NewStudyFolder
 from fasttrain.whole_files import write_json
 
 if TYPE_CHECKING:
@@ -62,20 +62,40 @@ def profile_command(
         from fasttrain.studies.profiling.nsys import find_nsys
 
         program = find_nsys()
-    folder = new_study_folder(out, f"{resolved.recipe.name}-profile")
+    limit_threads(thread_count(resolved.recipe.acceleration.threads, probably_on_gpu(device))[0])
+    # Before there is a folder: a signal ends the command at once while torch is loaded
+    from fasttrain.studies.profiling import profile  # noqa: F401
+
+    with NewStudyFolder(out, f"{resolved.recipe.name}-profile", "profile") as folder:
+        code = _profiled(resolved.recipe, data, device, folder.path, known, program, json)
+        if code == EXIT_DONE:
+            folder.finish()
+    return code
+
+
+def _profiled(
+    recipe: Recipe,
+    data: Path | None,
+    device: str,
+    folder: Path,
+    prices: dict[str, float],
+    program: str | None,
+    json: bool,
+) -> int:
     with stop_on_signals() as stop:
         try:
-            found = _found(resolved.recipe, data, device, folder, stop, known)
+            found = _found(recipe, data, device, folder, stop, prices)
         except Stopped:
-            print("fasttrain: stopped; nothing was concluded", file=sys.stderr)
-            return stop.exit_code
+            # Without its verdict it says nothing
+            (folder / "trace.json").unlink(missing_ok=True)
+            return say_stopped(stop, "nothing was concluded")
     record = {"exit_code": EXIT_DONE, **found.record(), "nsys": None}
     write_json(folder / "profile.json", record)
     if program is not None:
         from fasttrain.studies.profiling.nsys import run_nsys
 
         with unwinding():
-            record["nsys"] = str(run_nsys(program, resolved.recipe, data, device, folder))
+            record["nsys"] = str(run_nsys(program, recipe, data, device, folder))
         write_json(folder / "profile.json", record)
     if json:
         print_json(record)
@@ -85,13 +105,13 @@ def profile_command(
         print_profile(found)
         if record["nsys"]:
             print(f"Nsight Systems: {record['nsys']}")
+    sys.stdout.flush()
     return EXIT_DONE
 
 
 def _found(
     recipe: Recipe, data: Path | None, device: str, folder: Path, stop: StopRequest, prices: dict[str, float]
 ) -> Profile:
-    limit_threads(thread_count(recipe.acceleration.threads, probably_on_gpu(device))[0])
     view = open_view(sys.stderr)
     try:
         from fasttrain.studies.profiling.profile import profile

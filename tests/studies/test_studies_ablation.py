@@ -22,6 +22,7 @@ from fasttrain.recipe import Recipe, resolve
 from fasttrain.studies.ablation.ablate import Ablation
 from fasttrain.studies.ablation.switches import SWITCHES, read_only
 from fasttrain.studies.ablation.table import document, left_out, markdown, not_tried, records, shown_rows, write_tables
+from fasttrain.studies.study_folder import UNFINISHED
 from fasttrain.studies.task import LOOK, Outcome, Task
 
 PLAN = {
@@ -316,11 +317,18 @@ def test_ctrl_c_keeps_the_table(phantoms: Path, tmp_path: Path) -> None:
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline and not (out / "ablate.csv").exists():
         time.sleep(0.1)
+    assert (out / UNFINISHED).exists()
     process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate(timeout=60)
+    shown, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"as decided" in shown
+    assert told.endswith(b"the table holds what was measured until then; the same command begins it anew\n")
     assert json.loads((out / "ablate.json").read_text())["status"] == "stopped"
+    more = ("--only", "channels_last", "--budget", "1s")
+    again = [sys.executable, "-m", "fasttrain", *words(phantoms, out, *more)]
+    subprocess.run(again, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=120)
+    assert json.loads((out / "ablate.json").read_text())["status"] == "done"
+    assert not (out / UNFINISHED).exists()
 
 
 @pytest.mark.parametrize(

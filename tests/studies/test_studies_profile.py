@@ -273,6 +273,7 @@ def test_data_that_is_not_there_and_folders_that_hold_something(
 ) -> None:
     (tmp_path / "empty").mkdir()
     assert profiled("--set", "data.source={kind: decathlon}", "--data", str(tmp_path / "empty")) == 3
+    assert not (tmp_path / "out").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert profiled(out=tmp_path / "full") == 2
