@@ -28,6 +28,7 @@ from fasttrain.studies.profiling.verdict import (
     most_to_gain,
     validation_changes,
 )
+from fasttrain.telemetry.events import Progress
 
 
 def evidence(**more: object) -> Evidence:
@@ -295,6 +296,22 @@ def test_a_stop_ends_it_between_two_parts(tiny: Callable, phantoms: Path, tmp_pa
     stop.ask("a test", 130)
     with pytest.raises(Stopped):
         profile(tiny().recipe, phantoms, "cpu", tmp_path, lambda event: None, stop)
+
+
+def test_a_stop_ends_the_three_runs_after_their_turn(tiny: Callable, phantoms: Path, tmp_path: Path) -> None:
+    from fasttrain.studies.profiling.profile import profile
+
+    stop, turns = StopRequest(), []
+
+    def emit(event: object) -> None:
+        if isinstance(event, Progress) and event.what == "three runs in turns":
+            turns.append(event.done)
+            if event.done == 2:
+                stop.ask("a test", 130)
+
+    with pytest.raises(Stopped):
+        profile(tiny().recipe, phantoms, "cpu", tmp_path, emit, stop)
+    assert turns == [0, 1, 2]
 
 
 def test_nsight_systems_is_given_the_steps_alone(tmp_path: Path, tiny: Callable, phantoms: Path) -> None:

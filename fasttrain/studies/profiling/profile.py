@@ -194,8 +194,12 @@ def _of_assembly(
     stream = OneStream(trainer.source)
     trainer.source = stream  # type: ignore[assignment]
     runs = Stretches(trainer, stream, hardware.torch_device, plan.workers, plan.prefetch_factor)
-    found = three_runs(runs, lambda done, total: emit(Progress("three runs in turns", done, total)))
-    stop.check()
+
+    def told(done: int, total: int) -> None:
+        emit(Progress("three runs in turns", done, total))
+        stop.check()
+
+    found = three_runs(runs, told)
     emit(Progress("parts of a step", 0, 4))
     # With the graph, where there is one, before a step is taken without it
     kinds = stepped_by_kind(runs, found.same.seconds)
