@@ -1,8 +1,8 @@
 """Trials of a study: counted, pruned, failed, lowered, dead and gone on with, by workers that only say what they are told."""
 
-import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,12 @@ from fasttrain.cli.search_text import rows_of
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import MachineError, RecipeError, StorageError
 from fasttrain.studies.search import running
-from fasttrain.studies.search.processes import Presence, go_on_with
+from fasttrain.studies.search.processes import Presence, go_on_with, is_dead, set_aside
 from fasttrain.studies.search.standing import standing_of
 from fasttrain.studies.search.study import counted_trials, open_kept
 from fasttrain.studies.search.study_folder import StudyFolder
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 
 
 def test_as_many_trials_as_asked_for_and_no_more_when_asked_again(tmp_path: Path) -> None:
@@ -144,6 +144,51 @@ def test_dead_processes_are_known_by_their_lock_and_living_ones_left_alone(tmp_p
     assert names[1] == "RUNNING"
     assert names[2:] == ["COMPLETE", "COMPLETE"]
     assert study.trials[2].params == study.trials[0].params
+
+
+@pytest.mark.parametrize("left_by", ["the dead", "the living", "nobody"])
+def test_what_was_set_aside_and_not_queued_goes_on(left_by: str, tmp_path: Path) -> None:
+    """As where a disk was full, or a kill came, between the two."""
+    pool = MadePool(lambda task: [ended()])
+    search, _ = made_search(tmp_path / "s", pool, trials=2)
+    study, other = search.study.optuna, Presence(search.study.folder)
+    trial = study.ask()
+    trial.suggest_float("optimizer.learning_rate", 1e-4, 1e-2, log=True)
+    trial.set_user_attr("run", "trial-0000")
+    queued: list[str] = []
+
+    def full(ask: Callable[[], object]) -> object:
+        # The third is to queue it
+        queued.append("")
+        if len(queued) == 3:
+            raise StorageError("full")
+        return ask()
+
+    if left_by == "nobody":
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    else:
+        with pytest.raises(StorageError, match="full"):
+            set_aside(study, study.trials[0], other.name, full)
+    if left_by == "the dead":
+        other.close()
+    search.run()
+    goes_on = left_by == "the dead"
+    assert states(search) == ["FAIL", *["COMPLETE"] * (1 + goes_on)]
+    assert len(counted_trials(study.trials)) == 2
+    assert sum("trial-0000" in task["run"] for task in pool.tasks) == int(goes_on)
+    other.close()
+
+
+def test_a_process_that_works_on_the_study_in_another_folder_is_not_dead(tmp_path: Path) -> None:
+    """Two directories of one machine, and one database: the lock of the other one's process is not here."""
+    folders = [StudyFolder(tmp_path / name) for name in ("a", "b")]
+    for folder in folders:
+        folder.make()
+    here = [Presence(folder) for folder in folders]
+    for one in here:
+        one.close()
+    found = [[is_dead(folder, one.name) for one in here] for folder in folders]
+    assert found == [[True, False], [False, True]]
 
 
 def test_a_stop_saves_what_runs_and_the_next_start_goes_on(tmp_path: Path) -> None:
@@ -301,7 +346,9 @@ def test_a_study_whose_storage_or_record_is_gone_is_not_begun_anew_over_its_tria
 def test_a_trial_left_running_by_a_killed_search_is_told_as_dead(tmp_path: Path) -> None:
     search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]))
     folder = search.study.folder
-    for name in (f"{os.uname().nodename}-1-gone", "elsewhere-1-abc"):
+    gone = Presence(folder)
+    gone.close()
+    for name in (gone.name, "elsewhere-1-abc"):
         search.study.optuna.ask().set_user_attr("process", name)
     found = standing_of(open_kept(folder))
     assert found["states"]["running"]["count"] == 2

@@ -13,7 +13,7 @@ from fasttrain.recipe import ResolvedRecipe
 from fasttrain.studies.search.choosing import suggested
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.pool import Worker
-from fasttrain.studies.search.processes import give_up, go_on_with
+from fasttrain.studies.search.processes import give_up, set_aside
 from fasttrain.studies.search.told import PRUNED, Told
 from fasttrain.studies.search.trial_recipe import trial_recipe
 
@@ -186,7 +186,7 @@ class OneTrial:
         if ended["status"] == "stopped" or (summary.get("status") == "stopped" and summary.get("stopped_by") != PRUNED):
             self._interrupted(f"interrupted by {self.search.stop.reason}")
         elif ended["status"] == "died":
-            text = give_up(self.study, self._frozen(), ended["faults"][0], self.search.asked)
+            text = give_up(self.study, self._frozen(), ended["faults"][0], self.search.presence.name, self._asked)
             if text is not None:
                 self.search.tell(Told(text, "warning"))
         elif ended.get("exit_code") in _NOT_THE_TRIALS:
@@ -221,12 +221,9 @@ class OneTrial:
 
     def _interrupted(self, reason: str) -> None:
         """It goes on when the search is started again, and counts as the same trial."""
-        state = require_optuna().trial.TrialState
         self._note("reason", reason)
         self._note("interruptions", int(self._attributes().get("interruptions", 0)) + 1)
-        frozen = self._frozen()
-        self._asked(lambda: self.study.optuna.tell(self.trial, state=state.FAIL))
-        self._asked(lambda: go_on_with(self.study.optuna, frozen))
+        set_aside(self.study.optuna, self._frozen(), self.search.presence.name, self._asked)
         self._say("it goes on when the search is started again, from what it saved")
 
     def _failed(self, reason: str) -> None:

@@ -12,16 +12,20 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import IO, Any
 
 from fasttrain.errors import StorageError
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.storage import SERVER
-from fasttrain.studies.search.study import Study
+from fasttrain.studies.search.study import Study, superseded
 from fasttrain.studies.search.study_folder import StudyFolder
 
 _QUIET_SECONDS = 180.0
 """A process of another machine whose file was not touched for longer, and is locked by nobody, is dead."""
+_MARK = "folder-"
+_GOES_ON = "goes_on"
+"""Of a trial that is marked failed and then queued again: the process that is about to do both."""
 _CARRIED = ("run", "lowered", "interruptions")
 """What the trial that goes on knows of the one that died."""
 
@@ -34,7 +38,7 @@ class Presence:
     """This process's file, locked until it ends."""
 
     def __init__(self, folder: StudyFolder) -> None:
-        self.name = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.name = f"{os.uname().nodename}-{os.getpid()}-{_made_mark(folder)}{secrets.token_hex(3)}"
         self._path = folder.processes / f"{self.name}.lock"
         try:
             self._stream: IO[bytes] = open(self._path, "ab", buffering=0)  # noqa: SIM115 - held until the end
@@ -76,10 +80,21 @@ def is_dead(folder: StudyFolder, name: str) -> bool:
                 return False
             return here or time.time() - os.fstat(stream.fileno()).st_mtime > _QUIET_SECONDS
     except FileNotFoundError:
-        # It left in order, and its trials with it; of another machine's folder nothing is known
-        return here
+        # It left in order, and its trials with it; of another folder's processes nothing is known, here or elsewhere
+        return here and name.rpartition("-")[2].startswith(_mark(folder))
     except OSError:
         return False
+
+
+def _mark(folder: StudyFolder) -> str:
+    """What the names of the folder's processes have in common: a study in a database may have several folders on a machine."""
+    return min((path.name.removeprefix(_MARK) for path in folder.processes.glob(f"{_MARK}*")), default="")
+
+
+def _made_mark(folder: StudyFolder) -> str:
+    if not _mark(folder):
+        (folder.processes / f"{_MARK}{secrets.token_hex(3)}").touch()
+    return _mark(folder)
 
 
 def go_on_with(study: Any, trial: Any) -> None:
@@ -97,6 +112,14 @@ def go_on_with(study: Any, trial: Any) -> None:
             intermediate_values=trial.intermediate_values,
         )
     )
+
+
+def set_aside(study: Any, trial: Any, own: str, asked: Asked) -> None:
+    """Ends a trial that another one goes on with. Where this process, `own`, ends in between, the next one finishes that."""
+    state = require_optuna().trial.TrialState.FAIL
+    asked(lambda: study._storage.set_trial_user_attr(trial._trial_id, _GOES_ON, own))
+    asked(lambda: study.tell(trial.number, state=state))
+    asked(lambda: go_on_with(study, trial))
 
 
 def deaths_of(trial: Any) -> int:
@@ -130,20 +153,50 @@ def reclaim(study: Study, own: str, asked: Asked) -> list[str]:
         name = trial.user_attrs.get("process")
         if name is None or name == own or not is_dead(study.folder, name):
             continue
-        if (text := give_up(study, trial, f"its process {name} died", asked)) is not None:
+        if (text := give_up(study, trial, f"its process {name} died", own, asked)) is not None:
             told.append(text)
-    return told
+    return told + _finish_setting_aside(study, asked)
 
 
-def give_up(study: Study, trial: Any, reason: str, asked: Asked) -> str | None:
+def _finish_setting_aside(study: Study, asked: Asked) -> list[str]:
+    """Queues what a process that is gone had marked failed and was about to queue again; a sentence each."""
+
+    def left() -> list[Any]:
+        fail = require_optuna().trial.TrialState.FAIL
+        trials = asked(lambda: study.optuna.get_trials(deepcopy=False))
+        gone = superseded(trials)
+        return [
+            trial
+            for trial in trials
+            if trial.state == fail
+            and trial.number not in gone
+            and is_dead(study.folder, trial.user_attrs.get(_GOES_ON, ""))
+        ]
+
+    if not left():
+        return []
+    with open(study.folder.processes / "setting-aside", "ab") as stream:
+        # One process at a time, where that can be: it is not to be queued twice
+        with contextlib.suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        found = left()
+        for trial in found:
+            asked(partial(go_on_with, study.optuna, trial))
+    return [f"trial {trial.number}: it was to go on and was not queued; it goes on now" for trial in found]
+
+
+def give_up(study: Study, trial: Any, reason: str, own: str, asked: Asked) -> str | None:
     """Marks a trial that nobody is at work on failed, and queues it again unless it died too often; None where another process
     did so meanwhile.
     """
     optuna = require_optuna()
+    goes_on = deaths_of(trial) < study.spec.retries
 
     def fail() -> bool:
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
             study.optuna._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
+            if goes_on:
+                study.optuna._storage.set_trial_user_attr(trial._trial_id, _GOES_ON, own)
         try:
             study.optuna.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
@@ -152,7 +205,7 @@ def give_up(study: Study, trial: Any, reason: str, asked: Asked) -> str | None:
 
     if not asked(fail):
         return None
-    if deaths_of(trial) >= study.spec.retries:
+    if not goes_on:
         return f"trial {trial.number}: {reason}; it is not tried again after {deaths_of(trial) + 1} deaths"
     asked(lambda: go_on_with(study.optuna, trial))
     return f"trial {trial.number}: {reason}; it goes on from its newest checkpoint"
