@@ -57,6 +57,9 @@ class OneTrial:
             self._note("run", self._run.name)
             self._say(f"{'; '.join(ended['faults'])}: it begins anew in {self._run}", "warning")
             ended, worker = self._attempt(resolved, worker, anew=True)
+        if ended["status"] == "lost":
+            # It had nothing to lose: that is not what ended it
+            ended["status"] = "failed"
         if ended["status"] == "memory" and not ended.get("lowered") and not self._lowered():
             smaller = stepped_down(resolved)
             if smaller is not None:

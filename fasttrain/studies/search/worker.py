@@ -18,11 +18,19 @@ import torch
 
 from fasttrain.data.caches.shared import share_volumes
 from fasttrain.engine.preparing import look, read_start
-from fasttrain.engine.resuming.going_on import newest_checkpoint
+from fasttrain.engine.resuming.going_on import look_at
 from fasttrain.engine.run import RunResult, resume, train
 from fasttrain.engine.second_try import free_memory
 from fasttrain.engine.stop import Stopped, StopRequest
-from fasttrain.errors import FasttrainError, InUseError, OutOfMemoryError, StorageError, exit_code_of, wants_memory
+from fasttrain.errors import (
+    FasttrainError,
+    InUseError,
+    OutOfMemoryError,
+    RecipeError,
+    StorageError,
+    exit_code_of,
+    wants_memory,
+)
 from fasttrain.machine.cache_folder import own_cache_folder
 from fasttrain.machine.compiler import keep_compiled
 from fasttrain.machine.threads import limit_threads, probably_on_gpu, thread_count
@@ -178,13 +186,17 @@ def _run(task: dict[str, Any], reporter: Reporter, stop: StopRequest, began: flo
 
 
 def _is_lost(task: dict[str, Any], error: BaseException) -> bool:
-    """Whether a trial could not go on because no good checkpoint of its run is left, however often it is tried."""
+    """Whether a trial could not go on because its run lacks what that takes, however often it is tried."""
     folder = RunFolder(Path(task["run"]))
-    if task["anew"] or not isinstance(error, StorageError) or not folder.holds_a_run() or folder.never_trained():
+    if task["anew"] or not isinstance(error, StorageError | RecipeError):
+        return False
+    if not folder.holds_a_run():
+        return True
+    if folder.never_trained():
         return False
     try:
-        newest_checkpoint(folder)
-    except StorageError:
+        look_at(folder, (), None)
+    except FasttrainError:
         return True
     return False
 
