@@ -192,7 +192,7 @@ def _is_lost(task: dict[str, Any], error: BaseException) -> bool:
         return False
     if not folder.holds_a_run():
         return True
-    if folder.never_trained():
+    if folder.never_trained() or folder.finished():
         return False
     try:
         look_at(folder, (), None)
