@@ -1,7 +1,9 @@
 """Exports of a trained run: each answers as the network does, and what cannot be exported is one sentence."""
 
+import getpass
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -44,6 +46,23 @@ def test_a_file_answers_as_the_network_does(whole_run: RunResult, tmp_path: Path
     found = OPENED[format](done.path)(windows)
     assert torch.allclose(found, model.network(windows), atol=1e-3)
     assert float(found.std()) > 0.01
+
+
+@NEEDS_ONNX
+def test_onnxruntime_reports_to_nobody(whole_run: RunResult, tmp_path: Path) -> None:
+    """It would leave the session and the device that it reports for."""
+    places = {"TMPDIR": "temporary", "HOME": "home", "XDG_CACHE_HOME": "cache"}
+    for name in places.values():
+        (tmp_path / name).mkdir()
+    command = [sys.executable, "-m", "fasttrain", "export", str(whole_run.run), "--format", "onnx"]
+    environment = {**os.environ, **{variable: str(tmp_path / name) for variable, name in places.items()}}
+    environment.pop("ORT_DISABLE_TELEMETRY", None)
+    subprocess.run([*command, "--out", str(tmp_path / "m.onnx")], env=environment, check=True, timeout=120)
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", *places.values()}
+    assert [
+        path for path in (tmp_path / "temporary").iterdir() if path.name != f"torchinductor_{getpass.getuser()}"
+    ] == []
+    assert [*(tmp_path / "home").rglob("*icrosoft*"), *(tmp_path / "cache").rglob("*icrosoft*")] == []
 
 
 @pytest.mark.parametrize("format", ["torchscript", "exported", pytest.param("onnx", marks=NEEDS_ONNX)])

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ def write(model: PlainModel, path: Path) -> None:
     """Writes `path`, one file with its weights, for any number of windows; raises what torch raises."""
     import onnx
 
+    _keep_to_itself()
     with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         with _quiet("torch.onnx", "onnxscript"):
@@ -50,10 +52,16 @@ def write(model: PlainModel, path: Path) -> None:
 
 def opened(path: Path) -> Callable[[Tensor], Tensor]:
     """The network in the file, run by onnxruntime on the CPU."""
+    _keep_to_itself()
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda windows: torch.from_numpy(session.run(["logits"], {"image": windows.contiguous().numpy()})[0])
+
+
+def _keep_to_itself() -> None:
+    """Before onnxruntime is loaded: from 1.32 on it tells its maker of its use, for which it leaves files behind."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def difference(model: PlainModel, path: Path) -> float:
