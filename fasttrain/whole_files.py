@@ -26,7 +26,7 @@ def half_made(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _remove(path)
+        remove_left(path)
         _HALF_MADE.discard(entry)
 
 
@@ -34,10 +34,11 @@ def remove_half_made() -> None:
     """For a process that ends at once, without leaving the scopes that it is in."""
     for process, path in list(_HALF_MADE):
         if process == os.getpid():
-            _remove(path)
+            remove_left(path)
 
 
-def _remove(path: Path) -> None:
+def remove_left(path: Path) -> None:
+    """Removes a file or a folder, as far as that can be done."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

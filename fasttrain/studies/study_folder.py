@@ -14,7 +14,7 @@ from typing import IO
 
 from fasttrain.errors import InUseError, RecipeError, StorageError
 from fasttrain.run_paths import make_new_run_path
-from fasttrain.whole_files import told_free
+from fasttrain.whole_files import remove_left, told_free
 
 UNFINISHED = ".unfinished"
 """Lies in the folder from the first to the last moment, and is locked by the process that is at work."""
@@ -62,7 +62,7 @@ class NewStudyFolder:
             lock.truncate(0)
             lock.write(f"{command}\n".encode())
             for half in self.path.glob(".*.part"):
-                half.unlink(missing_ok=True)
+                remove_left(half)
         except OSError as error:
             if lock is not None:
                 lock.close()

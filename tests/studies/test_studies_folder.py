@@ -17,6 +17,8 @@ from fasttrain.studies.study_folder import NewStudyFolder
 with NewStudyFolder(Path(sys.argv[1]), "demo", "profile") as folder:
     (folder.path / "trace.json").write_text("half")
     (folder.path / ".profile.json.1.part").write_text("half")
+    (folder.path / ".trace.json.1.part").mkdir()
+    (folder.path / ".trace.json.1.part/trace.json.tmp").write_text("half")
     print("begun", flush=True)
     time.sleep(60)
 """

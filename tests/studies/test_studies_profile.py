@@ -2,12 +2,14 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY
+from small_machine import run_with
 
 from fasttrain import ranges
 from fasttrain.cli.main import run
@@ -279,6 +281,20 @@ def test_data_that_is_not_there_and_folders_that_hold_something(
     (tmp_path / "full" / "file").touch()
     assert profiled(out=tmp_path / "full") == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_a_disk_that_takes_half_of_the_trace_is_told_and_keeps_nothing(phantoms: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = f"import sys; from fasttrain.cli.main import run; sys.argv[1:] = {words(phantoms, disk / 'out')!r}; run()"
+    done = run_with(
+        f"import os, sys\ntry: {script}\nfinally: print(os.listdir({str(disk)!r}))",
+        before=f"mount -t tmpfs -o size=200k tmpfs {shlex.quote(str(disk))} &&",
+        namespace=True,
+    )
+    assert done.returncode == 6, done.stderr
+    assert "trace.json cannot be written: the disk took only a part of it" in done.stderr
+    assert done.stdout == "[]\n"
 
 
 def test_memory_that_runs_out_is_told_as_that(profiled: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:

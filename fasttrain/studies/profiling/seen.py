@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fasttrain.samples import BatchSource, Case
 from fasttrain.studies.profiling.kernels import Breakdown, breakdown
 from fasttrain.studies.profiling.parts import PartTimes, annotating
 from fasttrain.studies.profiling.three_runs import Stretches
+from fasttrain.whole_files import half_made, told_free
 
 _STEPS_ON_GPU, _TRACED_ON_GPU = 20, 5
 _MOST_STEPS_ON_CPU, _SECONDS_ON_CPU = 3, 3.0
@@ -89,15 +91,29 @@ def _apart(runs: Stretches, steps: int, on_gpu: bool) -> Apart:
 def traced(runs: Stretches, path: Path) -> Path:
     """Writes the Chrome trace of some real steps, their parts named in it. Raises StorageError where it cannot be written."""
     on_gpu = runs.device.type == "cuda"
-    with runs.trainer.step.without_graph(), listening(annotating(on_gpu)):
-        steps = _TRACED_ON_GPU if on_gpu else 1
+    # A folder, since the profiler leaves a file of a further name where the disk is full
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with half_made(part), runs.trainer.step.without_graph(), listening(annotating(on_gpu)):
+        steps, whole = _TRACED_ON_GPU if on_gpu else 1, part / path.name
         try:
-            breakdown(lambda: runs.real(1), steps, on_gpu, trace=path, ranges=True)
-        except (OSError, RuntimeError) as error:
-            if not path.exists() or isinstance(error, OSError):
-                raise StorageError(f"{path} cannot be written: {error}; choose another folder with --out") from error
-            raise
+            part.mkdir()
+            breakdown(lambda: runs.real(1), steps, on_gpu, trace=whole, ranges=True)
+            if not _ends_as_json(whole):
+                raise OSError(None, "the disk took only a part of it")
+            os.replace(whole, path)
+        except OSError as error:
+            told = f"{error.strerror or error}{told_free(path.parent)}"
+            raise StorageError(f"{path} cannot be written: {told}; choose another folder with --out") from error
     return path
+
+
+def _ends_as_json(path: Path) -> bool:
+    """The profiler raises nothing where the disk is full."""
+    if not path.exists():
+        return False
+    with path.open("rb") as stream:
+        stream.seek(max(stream.seek(0, os.SEEK_END) - 64, 0))
+        return stream.read().rstrip().endswith(b"}")
 
 
 def made_alone(source: BatchSource, accumulate: int) -> Made | None:
