@@ -94,6 +94,10 @@ def test_killed_in_the_middle_it_ends_with_the_trials_asked_for(
     assert len(list((place / "cache" / "volumes" / "disk").iterdir())) == 2
     assert called("search", "best", "--write", "my.yaml") == 0
     assert resolve("my.yaml").recipe.optimizer.learning_rate == best["params"]["optimizer.learning_rate"]
+    lines = {line.split()[0]: line for line in Path("my.yaml").read_text().splitlines()}
+    assert lines["learning_rate:"].endswith(f"# search, trial {best['trial']}")
+    assert lines["every:"].endswith("# search")
+    assert lines["beta1:"].endswith("# default")
     assert called("search", "best", "--write", "my.yaml") == 2
     assert called("monitor", "--once") == 0
     assert "6 of 6" in capsys.readouterr().out

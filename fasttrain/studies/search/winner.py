@@ -21,7 +21,11 @@ def write_winner(kept: Kept, best: dict[str, Any], target: Path) -> Path:
     source = Path(best["run"]) / "recipe.yaml"
     if not source.is_file():
         raise StorageError(f"{source}, the recipe of the best trial, is gone; bring the trial's folder back")
-    found = resolve(str(source))
+    resolve(str(source))
+    first, _, rest = source.read_text().partition("\n")
+    # The trial's own text tells which values were searched; read and written again all would be the recipe's
+    kept_text = rest if first.startswith("#") else f"{first}\n{rest}"
+    heading = f"# The recipe of trial {best['trial']} of study {kept.name}; beside each value, where it came from."
     with write_whole(target) as stream:
-        stream.write(found.as_yaml().encode())
+        stream.write(f"{heading}\n{kept_text}".encode())
     return target
