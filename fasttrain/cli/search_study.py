@@ -38,6 +38,7 @@ def run_search(
         open_study,
         read_parallel,
         search_of,
+        tell_overruled,
         trials_wanted,
         with_space,
     )
@@ -55,6 +56,7 @@ def run_search(
         stop.begun = True
         if told is not None:
             print(told, file=sys.stderr)
+        tell_overruled(resolved, _tell)
         study = open_study(base, asked, _tell)
         count = trials_wanted(study, trials, _tell)
         stop.goes_on_with = "the same command"

@@ -7,7 +7,7 @@ import pytest
 from fasttrain.errors import RecipeError
 from fasttrain.recipe import bundled_recipes, resolve
 from fasttrain.recipe.searched import active, in_order, with_searched
-from fasttrain.studies.search.beginning import with_space
+from fasttrain.studies.search.beginning import tell_overruled, with_space
 from fasttrain.studies.search.choosing import grid_of, grid_size, label_of
 from fasttrain.studies.search.trial_recipe import trial_recipe
 
@@ -127,6 +127,21 @@ def test_the_space_of_its_own_fits_every_bundled_recipe(name: str) -> None:
     same, said = with_space(base)
     assert said is None
     assert same.recipe.search.space == base.recipe.search.space
+
+
+def test_a_value_of_the_command_line_that_trials_do_not_take_is_told() -> None:
+    def told(*assignments: str) -> list[str]:
+        said: list[str] = []
+        tell_overruled(resolve("demo", list(assignments)), lambda one: said.append(one.text))
+        return said
+
+    assert told() == []
+    assert told("training.epochs=4", "search.validate_every=2", "validation.every=2") == []
+    assert told("training.epochs=60", "search.epochs=null") == []
+    found = told("training.epochs=60", "validation.every=5")
+    assert len(found) == 2
+    assert "--set search.epochs=60 changes that" in found[0]
+    assert "--set search.validate_every=5 changes that" in found[1]
 
 
 def test_grids() -> None:

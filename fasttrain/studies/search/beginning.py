@@ -13,6 +13,7 @@ from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import DataError, FasttrainError, MachineError, OutOfMemoryError, RecipeError, StorageError
 from fasttrain.machine.limits import disk_free_bytes
 from fasttrain.recipe import ResolvedRecipe
+from fasttrain.recipe.searched import keys_of
 from fasttrain.studies.search.choosing import grid_size, sampler_of, spread_seed
 from fasttrain.studies.search.default_space import default_space
 from fasttrain.studies.search.pool import Pool, Worker
@@ -59,6 +60,21 @@ def with_space(resolved: ResolvedRecipe) -> tuple[ResolvedRecipe, str | None]:
     }
     told = f"search.space is empty, so the space of the task {base.recipe.task} is searched: {', '.join(space)}"
     return base.with_values(values, "default"), told
+
+
+def tell_overruled(resolved: ResolvedRecipe, tell: Callable[[Told], None]) -> None:
+    """A warning for each value of the command line in whose place trials take one of the search section."""
+    spec = resolved.recipe.search
+    if spec is None:
+        return
+    pairs = (
+        ("training.epochs", resolved.recipe.training.epochs, "search.epochs", spec.epochs),
+        ("validation.every", resolved.recipe.validation.every, "search.validate_every", spec.validate_every),
+    )
+    for path, value, key, ours in pairs:
+        if ours not in (None, value) and resolved.origins.get(keys_of(path)) == "--set":
+            text = f"--set {path}={value} is not used: trials take {key}, which is {ours}; --set {key}={value} changes that"
+            tell(Told(text, "warning"))
 
 
 def read_parallel(text: str | None) -> int | None:
