@@ -63,7 +63,8 @@ def predict_command(
             warn = lambda text: view.on_event(Message(text, "warning"))  # noqa: E731
             done = predict(trained, given, target, told, stop, overwrite, told, warn)
         except Stopped:
-            return say_stopped(stop, "predictions that are done are kept, and the same command goes on")
+            goes_on = "the same command begins anew" if overwrite else "the same command goes on"
+            return say_stopped(stop, f"predictions that are done are kept, and {goes_on}")
         finally:
             view.close()
     if json:

@@ -28,7 +28,7 @@ from fasttrain.samples import Grid
 from fasttrain.scoring import CaseScore, ClassMeasure, Interval, bootstrap_intervals, measure_case
 from fasttrain.telemetry.pictures import CasePicture, write_picture
 from fasttrain.telemetry.strict_json import plain
-from fasttrain.whole_files import write_json, write_whole
+from fasttrain.whole_files import told_free, write_json, write_whole
 
 COLUMNS = (
     "case",
@@ -42,6 +42,8 @@ COLUMNS = (
     "error_ml",
     "error_percent",
 )
+_ROOM_BYTES = 1 << 18
+"""About what a few pictures and the tables take; less is too little to begin with."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,13 @@ def evaluate_in_full(
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            # A full disk still makes files, as long as nothing is in them
+            stream.write(bytes(_ROOM_BYTES))
     except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror}; name another folder with --out") from error
+        raise StorageError(
+            f"{folder} cannot be written: {error.strerror}{told_free(folder)}; name another folder with --out"
+        ) from error
 
 
 def _drop_former(folder: Path, drawn: AbstractSet[Path | None]) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from small_machine import run_with
 
 from fasttrain.cli.main import run as command_line
 from fasttrain.delivery import evaluate, evaluate_in_full, mirrored, open_run
@@ -132,6 +134,22 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_scored(
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="--out"):
         full(open_run(whole_run.run, "cpu"), "validation", None, tmp_path / "file/out")
+
+
+def test_a_full_disk_is_told_before_anything_is_scored(whole_run: RunResult, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["evaluate", str(whole_run.run), "--device", "cpu", "--out", str(disk / "out")]
+    done = run_with(
+        f"import os, sys; from fasttrain.cli.main import run\nsys.argv[1:] = {words!r}\n"
+        f"try: run()\nfinally: print(os.listdir({str(disk / 'out')!r}))",
+        before=f"mount -t tmpfs -o size=64k tmpfs {shlex.quote(str(disk))} &&",
+        namespace=True,
+    )
+    assert (done.returncode, done.stdout) == (6, "[]\n")
+    assert done.stderr.splitlines()[-1].startswith(
+        f"fasttrain: {disk / 'out'} cannot be written: No space left on device ("
+    )
 
 
 def test_the_command_writes_what_it_prints(
