@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from fasttrain.errors import StorageError
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
+_HALF = re.compile(r"\.(.+)\.(\d+)\.part\Z", re.DOTALL)
 _HALF_MADE: set[tuple[int, Path]] = set()
 """What is being made, with the process that makes it: a forked one inherits the others'."""
 
@@ -57,6 +59,7 @@ def write_whole(path: Path, before_rename: Callable[[Path], None] = lambda tempo
     try:
         with half_made(temporary):
             with open(temporary, "wb") as stream:
+                _lock(stream)
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -69,6 +72,26 @@ def write_whole(path: Path, before_rename: Callable[[Path], None] = lambda tempo
             os.close(folder)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}{told_free(path.parent)}") from error
+
+
+def remove_halves_of(folder: Path, names: Iterable[str]) -> None:
+    """Removes what `write_whole` left of files of these names in a process that was killed; of one that is at work it stays."""
+    wanted = set(names)
+    for name in os.listdir(folder):
+        match = _HALF.match(name)
+        if match and match[1] in wanted and int(match[2]) != os.getpid():
+            with contextlib.suppress(OSError), open(folder / name, "r+b") as stream:
+                if _lock(stream):
+                    os.unlink(folder / name)
+
+
+def _lock(stream: IO[bytes]) -> bool:
+    """A record lock, which no process inherits and which ends with this one; not every disk has them."""
+    try:
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def ends_within_a_line(path: Path) -> bool:

@@ -14,7 +14,7 @@ from fasttrain.samples import Case
 from fasttrain.whole_files import ends_within_a_line
 
 RECORD = ".fasttrain_predictions.jsonl"
-"""In the folder of the predictions, a line a file; of two lines about one the later holds."""
+"""In the folder of the predictions, a line a file. Of several about one any may hold: the last may be of what never came."""
 
 
 class DoneBefore:
@@ -32,24 +32,25 @@ class DoneBefore:
             "epoch": run.epoch,
             "mirror": list(run.recipe.validation.mirror),
         }
-        self._lines: dict[str, Any] = {}
+        self._lines: dict[str, list[Any]] = {}
         for line in _lines_of(self._path):
             try:
                 record = json.loads(line)
-                self._lines[record["prediction"]] = record
+                self._lines.setdefault(record["prediction"], []).append(record)
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
 
     def holds(self, case: Case, path: Path) -> bool:
         """Whether the prediction of a case is done."""
-        return path.name in self._lines and path.exists() and self._lines[path.name] == self._record(case, path, path)
+        lines = self._lines.get(path.name)
+        return lines is not None and path.exists() and self._record(case, path, path) in lines
 
     def note(self, case: Case, path: Path, made: Path) -> None:
         """Writes down that the prediction of a case is done, which lies in `made` and is about to be renamed to `path`: before
         it is there, so that none can be there without. Raises StorageError where that cannot be written.
         """
         record = self._record(case, path, made)
-        self._lines[path.name] = record
+        self._lines.setdefault(path.name, []).append(record)
         try:
             torn = self._path.exists() and ends_within_a_line(self._path)
             with self._path.open("ab") as stream:

@@ -28,6 +28,7 @@ from fasttrain.engine.validating.inference import WindowsTold, WithinTold, telli
 from fasttrain.errors import DataError, RecipeError
 from fasttrain.recipe.data_spec import FoldersSource
 from fasttrain.samples import Case
+from fasttrain.whole_files import remove_halves_of
 from fasttrain.wording import counted
 
 ENDING = ".nii.gz"
@@ -62,6 +63,7 @@ def predict(
     folder = target.parent if one_file else target
     make_folder_of(folder)
     targets = [target if one_file else target / as_file_name(f"{case.name}{ENDING}") for case in cases]
+    remove_halves_of(folder, [path.name for path in targets])
     before = DoneBefore(folder, run)
     done = [not overwrite and before.holds(case, path) for case, path in zip(cases, targets, strict=True)]
     there = [

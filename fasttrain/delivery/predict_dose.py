@@ -22,6 +22,7 @@ from fasttrain.engine.stop import StopRequest
 from fasttrain.engine.validating.inference import WindowsTold, WithinTold, telling
 from fasttrain.errors import DataError, RecipeError
 from fasttrain.samples import Case
+from fasttrain.whole_files import remove_halves_of
 
 CSV, NIFTI = ".csv", ".nii.gz"
 
@@ -55,6 +56,7 @@ def predict_doses(
         case.name: [target] if endings else [folder / as_file_name(f"{case.name}{ending}") for ending in (CSV, NIFTI)]
         for case in cases
     }
+    remove_halves_of(folder, [path.name for paths in targets.values() for path in paths])
     before = DoneBefore(folder, run)
     made = {path for case in cases if not overwrite for path in targets[case.name] if before.holds(case, path)}
     done = {case.name for case in cases if made.issuperset(targets[case.name])}

@@ -102,6 +102,32 @@ def test_a_predictions_file_is_never_there_without_its_record(
     assert (len(again.written), len(again.skipped)) == (2 - after, 1 + after)
 
 
+def test_what_was_to_be_overwritten_and_was_not_is_still_done(
+    whole_run: RunResult, given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends after the line of the new one is written, and before that has the name."""
+    run, out = open_run(whole_run.run, "cpu"), tmp_path / "out"
+    written = predict(run, given, out, silent, StopRequest()).written
+
+    def end(source: Path, target: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", end)
+        with pytest.raises(StorageError):
+            predict(run, given, out, silent, StopRequest(), overwrite=True)
+    assert predict(run, given, out, silent, StopRequest()).skipped == written
+
+
+def test_what_a_killed_prediction_left_is_removed(whole_run: RunResult, given: Path, tmp_path: Path) -> None:
+    name = sorted(given.iterdir())[0].name
+    (tmp_path / "out").mkdir()
+    for left in (f".{name}.1.part", ".mine.nii.gz.1.part"):
+        (tmp_path / "out" / left).write_text("half")
+    predict(open_run(whole_run.run, "cpu"), given, tmp_path / "out", silent, StopRequest())
+    assert [path.name for path in (tmp_path / "out").glob("*.part")] == [".mine.nii.gz.1.part"]
+
+
 def test_a_case_that_lacks_a_channel_is_told_and_the_rest_is_found(whole_run: RunResult, tmp_path: Path) -> None:
     data = open_run(whole_run.run, "cpu").recipe.data
     data = data.model_copy(
