@@ -30,8 +30,10 @@ class Reporter:
         self._answered = threading.Event()
         self._threads: int | None = None
         self._epochs = 0
-        self._phase: str | None = None
-        self._since = 0.0
+        self._since: float | None = None
+        """When what the device is at began; None where it is at nothing."""
+        self._validating: float | None = None
+        """When a validation first told of itself, which is after a case of it."""
         self._released = False
         self.spans: dict[str, list[tuple[float, float]]] = {TRAINING: [], VALIDATION: []}
         self.device = ""
@@ -64,9 +66,9 @@ class Reporter:
             self._lines.send({"ready": event.seconds})
             while not self._go.wait(0.1) and not self._stop.asked:
                 pass
-            self._enter(TRAINING)
-        elif isinstance(event, Progress) and event.what.startswith("validating") and self._phase == TRAINING:
-            self._enter(VALIDATION)
+            self._since = time.time()
+        elif isinstance(event, Progress) and event.what.startswith("validating"):
+            self._validating = self._validating or time.time()
         elif isinstance(event, StepLogged):
             self._lines.send({"rate": event.patches_per_second})
         elif isinstance(event, EpochEnded):
@@ -83,7 +85,8 @@ class Reporter:
 
     def _epoch_ended(self, event: EpochEnded) -> None:
         last = event.epoch >= self._epochs
-        self._enter(None if last else TRAINING)
+        self._validating = None if event.validation is None else time.time() - event.validation.seconds
+        self._count()
         if last:
             self._release()
         score = None if event.validation is None else event.validation.headline
@@ -93,17 +96,21 @@ class Reporter:
             self._answered.wait(_ANSWER_SECONDS)
             if self._stop.reason == PRUNED:
                 self._leave()
+                return
+        self._since = None if last else time.time()
 
-    def _enter(self, phase: str | None) -> None:
-        now = time.time()
-        if self._phase is not None:
-            spans = self.spans[self._phase]
-            spans.append((round(self._since, 3), round(now, 3)))
-        self._phase, self._since = phase, now
+    def _count(self) -> None:
+        """What the device was at until now: training, up to where a validation began."""
+        now, began = time.time(), self._since
+        if began is not None:
+            turned = now if self._validating is None else min(max(self._validating, began), now)
+            for phase, begin, end in ((TRAINING, began, turned), (VALIDATION, turned, now)):
+                if end > begin:
+                    self.spans[phase].append((round(begin, 3), round(end, 3)))
+        self._since = self._validating = None
 
     def _leave(self) -> None:
-        if self._phase is not None:
-            self._enter(None)
+        self._count()
         self._release()
 
     def _release(self) -> None:
