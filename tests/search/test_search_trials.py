@@ -280,7 +280,8 @@ def test_every_sampler_gives_values_within_the_space(tmp_path: Path, kind: str, 
     search.run()
     rates = [trial.params["optimizer.learning_rate"] for trial in search.study.optuna.trials]
     assert len(rates) == 5
-    assert len(set(rates)) > 3
+    # A Gaussian process may find the end of the range best each time
+    assert len(set(rates)) > (2 if kind == "gp" else 3)
     assert all(1e-4 <= rate <= 1e-2 for rate in rates)
 
 
