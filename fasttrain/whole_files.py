@@ -63,8 +63,9 @@ def write_whole(path: Path, before_rename: Callable[[Path], None] = lambda tempo
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            before_rename(temporary)
-            os.replace(temporary, path)
+                before_rename(temporary)
+                # Still locked, so that nobody takes it for a half
+                os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
