@@ -22,7 +22,7 @@ def write_winner(kept: Kept, best: dict[str, Any], target: Path) -> Path:
     if not source.is_file():
         raise StorageError(f"{source}, the recipe of the best trial, is gone; bring the trial's folder back")
     resolve(str(source))
-    first, _, rest = source.read_text().partition("\n")
+    first, _, rest = source.read_text(encoding="utf-8").partition("\n")
     # The trial's own text tells which values were searched; read and written again all would be the recipe's
     kept_text = rest if first.startswith("#") else f"{first}\n{rest}"
     heading = f"# The recipe of trial {best['trial']} of study {kept.name}; beside each value, where it came from."
