@@ -48,31 +48,33 @@ def export_command(
     is also verified and run by monai.bundle on that case, and its label map has to be the one that `predict` writes.
     """
     view = open_view(sys.stderr)
-    try:
-        from fasttrain.delivery.export import export
+    # An export that is there would be refused if the command that made it had ended by a signal and was given again
+    with unwinding() as made:
+        try:
+            from fasttrain.delivery.export import export
 
-        with unwinding():
-            done = export(run, format.value, out, data, overwrite, lambda text: view.on_event(Message(text)))
-    finally:
-        view.close()
-    if json:
-        print_json(
-            {
-                "run": str(run),
-                "format": done.format,
-                "path": str(done.path),
-                "epoch": done.epoch,
-                "checkpoint": str(done.checkpoint),
-                "checked_on": done.case,
-                "largest_difference": done.difference,
-                "answer": done.answer,
-            }
-        )
-    else:
-        print(done.path)
-        print(
-            f"checked on {done.case}: differs from the network by {done.difference:.1e} of the largest logit\n"
-            f"it answers {done.answer}",
-            file=sys.stderr,
-        )
+            done = export(run, format.value, out, data, overwrite, lambda text: view.on_event(Message(text)), made)
+        finally:
+            view.close()
+        if json:
+            print_json(
+                {
+                    "run": str(run),
+                    "format": done.format,
+                    "path": str(done.path),
+                    "epoch": done.epoch,
+                    "checkpoint": str(done.checkpoint),
+                    "checked_on": done.case,
+                    "largest_difference": done.difference,
+                    "answer": done.answer,
+                }
+            )
+        else:
+            print(done.path)
+            print(
+                f"checked on {done.case}: differs from the network by {done.difference:.1e} of the largest logit\n"
+                f"it answers {done.answer}",
+                file=sys.stderr,
+            )
+        sys.stdout.flush()
     return EXIT_DONE

@@ -63,10 +63,11 @@ def end_with(exit_code: int, first: Callable[[], None] = lambda: None) -> None:
 
 
 @contextlib.contextmanager
-def unwinding() -> Iterator[None]:
+def unwinding() -> Iterator[Callable[[], None]]:
     """In the scope a signal ends all child processes and raises Unwound, so that half-made files are removed on its way out.
 
-    Where an exception is lost, as in what the interpreter calls by the way, a second signal ends the process all the same.
+    Where an exception is lost, as in what the interpreter calls by the way, a second signal ends the process all the same. Gives
+    what is called when all is made: the little that is left is then done, and the first signal changes nothing about it.
     """
 
     def unwind(number: int, _: object) -> None:
@@ -75,12 +76,16 @@ def unwinding() -> Iterator[None]:
         raise Unwound(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
     former = {number: signal.getsignal(number) for number in _CODES}
     try:
         _answer(unwind)
-        yield
+        yield lambda: _answer(lambda number, _: _answer(_end))
+    except Unwound:
+        # It may have come up while something half-made was removed
+        end_traceless()
+        raise
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

@@ -175,6 +175,56 @@ def test_a_second_signal_ends_what_does_not_unwind(tmp_path: Path) -> None:
     assert (process.returncode, err) == (143, "fasttrain: stopped by SIGTERM\n")
 
 
+def test_a_signal_while_what_is_half_made_is_removed(tmp_path: Path) -> None:
+    program = (
+        "import os, shutil, signal\n"
+        "from pathlib import Path\n"
+        "from fasttrain.cli import commands, main\n"
+        "from fasttrain.cli.interruption import unwinding\n"
+        "from fasttrain.whole_files import half_made\n"
+        "removes = shutil.rmtree\n"
+        "def signalled(*given, **more):\n"
+        "    shutil.rmtree = removes\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "def command(*given, **more):\n"
+        "    with unwinding(), half_made(Path('bundle.part')):\n"
+        "        os.makedirs('bundle.part/configs')\n"
+        "        shutil.rmtree = signalled\n"
+        "commands.tree = lambda: command\n"
+        "main.run()\n"
+    )
+    with started([sys.executable, "-c", program], tmp_path) as process:
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "fasttrain: stopped by SIGTERM\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_when_all_is_made_changes_nothing_and_a_second_ends_it(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "from fasttrain.cli.interruption import end_on_signals, unwinding\n"
+        "end_on_signals()\n"
+        "with unwinding() as made:\n"
+        "    made()\n"
+        "    print('made', flush=True)\n"
+        "    for _ in range(int(sys.argv[1])):\n"
+        "        time.sleep(0.02)\n"
+        "print('done')\n"
+    )
+    for numbers, seconds, expected in (
+        ([signal.SIGTERM], 1, (0, "done\n", "")),
+        ([signal.SIGTERM, signal.SIGINT], 60, (130, "", "fasttrain: stopped by Ctrl-C\n")),
+    ):
+        with started([sys.executable, "-c", program, str(50 * seconds)], tmp_path) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "made\n"
+            for number in numbers:
+                process.send_signal(number)
+                time.sleep(0.2)
+            out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == expected
+
+
 @pytest.mark.parametrize("number", list(ENDS))
 def test_what_ends_at_once_leaves_no_half_of_a_file(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("former")

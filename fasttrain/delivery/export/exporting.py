@@ -51,9 +51,15 @@ class Exported:
 
 
 def export(
-    run: Path, format: str, out: Path | None, data: Path | None, overwrite: bool, told: Callable[[str], None]
+    run: Path,
+    format: str,
+    out: Path | None,
+    data: Path | None,
+    overwrite: bool,
+    told: Callable[[str], None],
+    made: Callable[[], None] = lambda: None,
 ) -> Exported:
-    """Exports the best weights of a run.
+    """Exports the best weights of a run. made: is called once all that is left is to put it in its place.
 
     Raises MachineError where a package is missing, RecipeError where the format cannot hold the network or does not answer as
     it does (nothing is left then), StorageError where it cannot be written; as `open_plain` does besides.
@@ -79,6 +85,7 @@ def export(
         with half_made(part):
             told(f"writing {format}, epoch {model.epoch} of {model.checkpoint}")
             difference = _checked(chosen, model, part, format, told)
+            made()
             _put(part, target)
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror or error}; name another with --out") from error
