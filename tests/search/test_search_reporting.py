@@ -1,5 +1,6 @@
 """What a trial tells of its time: training until a validation begins, which tells of itself only after a case."""
 
+import itertools
 import json
 import socket
 import threading
@@ -37,4 +38,4 @@ def test_a_validation_counts_from_its_beginning(cases: int, tiny, phantoms: Path
     assert lengths[TRAINING] > 0
     in_order = sorted(spans[TRAINING] + spans[VALIDATION])
     assert len(spans[VALIDATION]) == 3
-    assert all(one[1] <= after[0] for one, after in zip(in_order, in_order[1:], strict=False))
+    assert all(one[1] <= after[0] for one, after in itertools.pairwise(in_order))

@@ -25,7 +25,7 @@ def write_winner(kept: Kept, best: dict[str, Any], target: Path) -> Path:
     first, _, rest = source.read_text(encoding="utf-8").partition("\n")
     # The trial's own text tells which values were searched; read and written again all would be the recipe's
     kept_text = rest if first.startswith("#") else f"{first}\n{rest}"
-    heading = f"# The recipe of trial {best['trial']} of study {kept.name}; beside each value, where it came from."
+    heading = f"# The best of study {kept.name}, from {source}; beside each value, where it came from."
     with write_whole(target) as stream:
         stream.write(f"{heading}\n{kept_text}".encode())
     return target
