@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fasttrain.cli.figures import one_line
-from fasttrain.cli.printing import print_json, print_table
+from fasttrain.cli.printing import print_json, print_table, tell
 from fasttrain.errors import EXIT_DONE, EXIT_STORAGE, RecipeError, StorageError
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def _clean(where: Path, sets: list[StoredSet], nothing: str, as_json: bool) -> i
         records = [_cleared_record(one) for one in done]
         print_json({"folder": str(where), "sets": records, "freed_bytes": freed, "faults": faults})
         for fault in faults:  # not raised, since the document is written
-            print(f"fasttrain: {one_line(fault)}", file=sys.stderr)
+            tell(f"fasttrain: {one_line(fault)}")
         return EXIT_STORAGE if faults else EXIT_DONE
     for one in done:
         _tell_cleared(one)
@@ -133,11 +132,9 @@ def _tell_cleared(one: Cleared) -> None:
     if one.left is None:
         print(one_line(f"removed {stored.kind} {stored.path}{for_whom}: {_size_text(one.freed_bytes)}"))
     elif not one.failed:
-        print(one_line(f"fasttrain: {stored.kind} {stored.path}{for_whom} is left: {one.left}"), file=sys.stderr)
+        tell(one_line(f"fasttrain: {stored.kind} {stored.path}{for_whom} is left: {one.left}"))
     if one.others:
-        print(
-            one_line(f"fasttrain: {stored.path} holds {one.others} more that fasttrain did not write"), file=sys.stderr
-        )
+        tell(one_line(f"fasttrain: {stored.path} holds {one.others} more that fasttrain did not write"))
 
 
 def _record(one: StoredSet) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fasttrain.cli.printing import print_json
+from fasttrain.cli.printing import print_json, tell
 from fasttrain.cli.run_commands import DataOption, JsonOption
 from fasttrain.errors import EXIT_DONE, EXIT_MACHINE, DataError
 from fasttrain.recipe import resolve
@@ -51,7 +51,7 @@ def doctor_command(
         shown = [{"name": one.name, "state": one.state, "told": one.told, "mend": one.mend} for one in findings]
         print_json({"exit_code": code, "findings": shown})
     else:
-        print(f"fasttrain: {_sum(findings)}", file=sys.stderr)
+        tell(f"fasttrain: {_sum(findings)}")
     return code
 
 

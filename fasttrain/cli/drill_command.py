@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fasttrain.cli.figures import duration_text
-from fasttrain.cli.printing import print_json, print_table
+from fasttrain.cli.printing import print_json, print_table, tell
 from fasttrain.cli.run_commands import DataOption, DeviceOption, JsonOption, RecipeOption, SetOption
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
@@ -66,7 +66,7 @@ def drill_command(
             stop.begun = True
             report = Drill(resolved.recipe, data, device, wishes, view.on_event, stop).run()
         except Stopped:
-            print(f"fasttrain: the drill was stopped by {stop.reason}; nothing of it is left", file=sys.stderr)
+            tell(f"fasttrain: the drill was stopped by {stop.reason}; nothing of it is left")
             return stop.exit_code
         finally:
             view.close()

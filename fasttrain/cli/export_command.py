@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fasttrain.cli.interruption import unwinding
-from fasttrain.cli.printing import print_json
+from fasttrain.cli.printing import print_json, tell
 from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DONE
 from fasttrain.telemetry.events import Message
@@ -71,10 +71,9 @@ def export_command(
             )
         else:
             print(done.path)
-            print(
+            tell(
                 f"checked on {done.case}: differs from the network by {done.difference:.1e} of the largest logit\n"
-                f"it answers {done.answer}",
-                file=sys.stderr,
+                f"it answers {done.answer}"
             )
         sys.stdout.flush()
     return EXIT_DONE

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fasttrain.cli.printing import print_json
+from fasttrain.cli.printing import print_json, tell
 from fasttrain.errors import EXIT_DONE
 
 import_app = typer.Typer(
@@ -40,7 +40,7 @@ def import_openkbp_command(
 
     def told(done: int, total: int, name: str) -> None:
         if sys.stderr.isatty() or done == total:
-            print(f"{done} of {total} patients, {name}", file=sys.stderr, flush=True)
+            tell(f"{done} of {total} patients, {name}")
 
     done = import_openkbp(source, target, overwrite, told)
     document: dict[str, Any] = {
@@ -56,10 +56,9 @@ def import_openkbp_command(
         return EXIT_DONE
     print(target)
     held = len(done.written) + len(done.kept)
-    print(
+    tell(
         f"fasttrain: {counted(held, 'patient')} ({len(done.written)} written, {len(done.kept)} there already): "
         f"{size_in_memory(done.csv_bytes)} of CSV became {size_in_memory(done.compact_bytes)}; in memory they take "
-        f"{size_in_memory(done.volume_bytes)} with data.storage_dtype: float16",
-        file=sys.stderr,
+        f"{size_in_memory(done.volume_bytes)} with data.storage_dtype: float16"
     )
     return EXIT_DONE

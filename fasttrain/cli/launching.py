@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from fasttrain.cli.on_finish import ON_FINISH
+from fasttrain.cli.printing import tell
 from fasttrain.cli.several import SEVERAL
 from fasttrain.errors import (
     EXIT_INTERRUPTED,
@@ -265,7 +266,7 @@ class _Launch:
     def _stopped(self) -> int:
         """Of ranks none of which has said so."""
         name = "Ctrl-C" if self._asked == signal.SIGINT else signal.Signals(self._asked or signal.SIGTERM).name
-        print(f"fasttrain: stopped by {name}", file=sys.stderr)
+        tell(f"fasttrain: stopped by {name}")
         return EXIT_INTERRUPTED if self._asked == signal.SIGINT else EXIT_TERMINATED
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fasttrain.cli.monitor_text import lines_of, short_line
-from fasttrain.cli.printing import print_json, print_table
+from fasttrain.cli.printing import print_json, print_table, tell
 from fasttrain.errors import EXIT_DONE, RecipeError
 from fasttrain.history.holder import is_held
 from fasttrain.history.listing import is_run
@@ -89,7 +89,7 @@ def _chosen(run: Path | None) -> RunFolder:
     if not is_held(newest):
         for other in older:
             if is_held(other):
-                print(f"{other.path} is at work: fasttrain monitor {other.path}", file=sys.stderr)
+                tell(f"{other.path} is at work: fasttrain monitor {other.path}")
     return newest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,12 @@ def print_json(document: Any) -> None:
         # The stream's own escapes (\xfc) are none that JSON knows
         text = json.dumps(document, indent=2, allow_nan=False)
     print(text)
+
+
+def tell(sentence: str) -> None:
+    """A line on stderr. Where that is full, or nobody reads it, what is told is lost and the exit code is not."""
+    with contextlib.suppress(OSError, ValueError):
+        print(sentence, file=sys.stderr, flush=True)
 
 
 def print_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fasttrain.cli.figures import one_line
-from fasttrain.cli.printing import print_json, print_table
+from fasttrain.cli.printing import print_json, print_table, tell
 from fasttrain.cli.signals import say_stopped, stop_on_signals
 from fasttrain.cli.views import open_view
 from fasttrain.errors import EXIT_DONE, RecipeError, StorageError
@@ -141,7 +141,7 @@ def suggest_command(
         print_json({"recipe": str(target), "name": name, "data": str(data), **suggestion.record()})
         return EXIT_DONE
     for title, text in suggestion.rows():
-        print(f"{title:<8} {one_line(text)}", file=sys.stderr)
+        tell(f"{title:<8} {one_line(text)}")
     print(target)
     return EXIT_DONE
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from fasttrain.cli.limit_options import (
     tell_dropped,
 )
 from fasttrain.cli.on_finish import ON_FINISH
-from fasttrain.cli.printing import print_json
+from fasttrain.cli.printing import print_json, tell
 from fasttrain.cli.run_commands import (
     JsonOption,
     _limit_threads,
@@ -91,7 +90,7 @@ def resume_command(
         if unfinished is None:
             failed = RunFolder(newest).never_trained()
             state = "which failed before its first step: give its command again" if failed else "and done"
-            print(f"nothing to do: no run under ./runs is unfinished; the newest is {newest}, {state}", file=sys.stderr)
+            tell(f"nothing to do: no run under ./runs is unfinished; the newest is {newest}, {state}")
             if failed:
                 return EXIT_USAGE
             if json:
@@ -145,7 +144,7 @@ def go_on(
         folder.check_not_in_use()
         _tell_over(folder)
     elif (dropped := tell_dropped(folder, limits)) is not None:
-        print(f"fasttrain: {dropped}", file=sys.stderr)
+        tell(f"fasttrain: {dropped}")
     with stop_on_signals() as stop:
         engine = _load_engine("cpu" if over else device or "auto")
         if of_all_folds:
@@ -186,4 +185,4 @@ def _tell_over(folder: RunFolder) -> None:
     limit = ended_by_limit(folder.read_summary())
     wider = "to go on, resume it with a wider one, or with --max-hours 10000 for none"
     ended = f"was ended by {limit}; {wider}" if limit else "is finished"
-    print(f"nothing to do: {folder.path} {ended}", file=sys.stderr)
+    tell(f"nothing to do: {folder.path} {ended}")

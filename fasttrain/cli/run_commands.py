@@ -20,7 +20,7 @@ from fasttrain.cli.limit_options import (
     read_limits,
 )
 from fasttrain.cli.on_finish import ON_FINISH
-from fasttrain.cli.printing import print_json, print_plan
+from fasttrain.cli.printing import print_json, print_plan, tell
 from fasttrain.cli.several import SEVERAL
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.cli.views import open_view
@@ -230,7 +230,7 @@ def _tuned(resolved: ResolvedRecipe, device: str) -> ResolvedRecipe:
     from fasttrain.studies.machine_record import machine_record
 
     found, told = tuned(resolved, machine_record(survey(device)), own_cache_folder(), SEVERAL.ranks.place.ranks)
-    print(told, file=sys.stderr)
+    tell(told)
     return found
 
 
@@ -246,9 +246,8 @@ def _load_engine(device: str) -> ModuleType:
 
 def _stopped(stop: StopRequest, json: bool) -> int:
     again = f"go on with: {stop.goes_on_with}{ON_FINISH.option}" if stop.goes_on_with else "give the command again"
-    print(
-        f"fasttrain: stopped by {stop.reason} before training began; what was read of the cases is remembered; {again}",
-        file=sys.stderr,
+    tell(
+        f"fasttrain: stopped by {stop.reason} before training began; what was read of the cases is remembered; {again}"
     )
     if json:
         print_json({"status": "stopped", "stopped_by": stop.reason, "exit_code": stop.exit_code})
@@ -278,7 +277,7 @@ def _told(result: RunResult, json: bool) -> int:
 
 
 def _watch(fold: int, folds: int) -> list[Observer]:
-    print(f"fold {fold}, {fold + 1} of {folds}", file=sys.stderr)
+    tell(f"fold {fold}, {fold + 1} of {folds}")
     return _observers()
 
 
@@ -296,7 +295,7 @@ def _told_all(result: RunResult, json: bool) -> int:
         else "no score"
     )
     _report_all(result.run)
-    print(f"all folds, {summary['status']}: {score}; run folder {result.run}", file=sys.stderr)
+    tell(f"all folds, {summary['status']}: {score}; run folder {result.run}")
     return _told(result, json)
 
 
@@ -308,7 +307,7 @@ def _report_all(run: Path) -> None:
     try:
         if resolve(str(RunFolder(run).recipe)).recipe.output.report:
             told = told_of(write_report(RunFolder(run)), time.perf_counter() - began)
-            print(told, file=sys.stderr)
+            tell(told)
     except Exception as error:
         # The run has ended as it has
-        print(f"fasttrain: no report was written: {str(error) or type(error).__name__}", file=sys.stderr)
+        tell(f"fasttrain: no report was written: {str(error) or type(error).__name__}")

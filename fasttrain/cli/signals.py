@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from types import FrameType
 
 from fasttrain.cli.interruption import end_traceless
 from fasttrain.cli.on_finish import ON_FINISH
+from fasttrain.cli.printing import tell
 from fasttrain.cli.several import SEVERAL
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, exit_code_of
@@ -172,7 +172,7 @@ class _Answer:
 
 def say_stopped(stop: StopRequest, then: str) -> int:
     """One line of a command that was stopped in order, and what follows from that; gives the exit code."""
-    print(f"fasttrain: stopped by {stop.reason}; {then}", file=sys.stderr)
+    tell(f"fasttrain: stopped by {stop.reason}; {then}")
     return stop.exit_code
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fasttrain.cli.printing import print_json
+from fasttrain.cli.printing import print_json, tell
 from fasttrain.cli.run_commands import DeviceOption, JsonOption
 from fasttrain.cli.signals import say_stopped, stop_on_signals
 from fasttrain.cli.views import open_view
@@ -82,12 +82,11 @@ def predict_command(
             print(path)
     if done.skipped:
         them = "it is" if len(done.skipped) == 1 else "they are"
-        print(
-            f"{counted(len(done.skipped), 'prediction')} skipped, since {them} done and unchanged; --overwrite makes them anew",
-            file=sys.stderr,
+        tell(
+            f"{counted(len(done.skipped), 'prediction')} skipped, since {them} done and unchanged; --overwrite makes them anew"
         )
     for fault in done.faults:
-        print(f"fasttrain: {fault}", file=sys.stderr)
+        tell(f"fasttrain: {fault}")
     return EXIT_DATA if done.faults else EXIT_DONE
 
 

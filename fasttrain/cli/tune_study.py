@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.cli.on_finish import ON_FINISH
-from fasttrain.cli.printing import print_json
+from fasttrain.cli.printing import print_json, tell
 from fasttrain.cli.views import open_view
 from fasttrain.engine.stop import Stopped, StopRequest
 from fasttrain.errors import EXIT_DONE, StorageError, exit_code_of
@@ -103,7 +103,7 @@ class TuneStudy:
             view.close()
             self._write("stopped", stop.exit_code)
             self._print("stopped", stop.exit_code)
-            print("fasttrain: stopped; the table holds what was measured until then", file=sys.stderr)
+            tell("fasttrain: stopped; the table holds what was measured until then")
             return stop.exit_code
         except BaseException as error:
             view.close()

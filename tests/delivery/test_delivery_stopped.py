@@ -80,3 +80,17 @@ def test_an_evaluation(whole_run: RunResult, tmp_path: Path) -> None:
     assert again.returncode == 0, err
     assert {"cases.csv", "evaluation.json"} < {path.name for path in out.iterdir()}
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_stderr_does_not_change_the_exit_code(whole_run: RunResult, phantoms: Path, tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    os.link(phantoms / "imagesTr/phantom_000.nii.gz", tmp_path / "given/a.nii.gz")
+    (tmp_path / "given/b.nii.gz").write_text("no volume")
+    predict = ["predict", str(whole_run.run), str(tmp_path / "given"), str(tmp_path / "out")]
+    export = ["export", str(whole_run.run), "--format", "torchscript", "--out", str(tmp_path / "model.ts")]
+    for words, code, made in ((predict, 3, tmp_path / "out/a.nii.gz"), (export, 0, tmp_path / "model.ts")):
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, "-m", "fasttrain", *words]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (code, f"{made}\n")
