@@ -17,7 +17,7 @@ from small_machine import run_with
 from fasttrain.errors import RecipeError, StorageError
 from fasttrain.studies.search import storage
 from fasttrain.studies.search.pool import remove_left
-from fasttrain.studies.search.storage import network_warning, open_storage, patiently, place_of
+from fasttrain.studies.search.storage import _made_twice, network_warning, open_storage, patiently, place_of
 
 pytest.importorskip("optuna")
 
@@ -52,6 +52,19 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"no database at all, but some text" * 100)
     with pytest.raises(StorageError, match="no sound SQLite file"):
         open_storage(place_of(None, tmp_path))
+
+
+def test_tables_that_another_process_made_at_this_moment_are_no_fault(tmp_path: Path) -> None:
+    """Both wrote the version of their tables; SQLite's own words."""
+    said = []
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as base:
+        for table in ("alembic_version", "studies"):
+            base.execute(f"create table {table} (version_num integer unique)")
+            base.execute(f"insert into {table} values (1)")
+            with pytest.raises(sqlite3.IntegrityError) as fault:
+                base.execute(f"insert into {table} values (1)")
+            said.append(_made_twice(fault.value))
+    assert said == [True, False]
 
 
 def test_a_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

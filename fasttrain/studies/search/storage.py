@@ -162,7 +162,10 @@ def _mysql_password(url: str) -> dict[str, str]:
 
 def _made_twice(error: BaseException) -> bool:
     """Whether another process made the tables of a new database at this very moment: they are there a moment later."""
-    return any("already exists" in str(one) or "UniqueViolation" in type(one).__name__ for one in _chain(error))
+    return any(
+        "already exists" in str(one) or "alembic_version" in str(one) or "UniqueViolation" in type(one).__name__
+        for one in _chain(error)
+    )
 
 
 def patiently(
