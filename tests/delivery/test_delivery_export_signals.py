@@ -1,7 +1,8 @@
-"""An export that a signal ends leaves no process, and nothing half-made."""
+"""An export that a signal or a full disk ends leaves no process, and nothing half-made."""
 
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_machine import run_with
 
 from fasttrain.engine.run import RunResult
 
@@ -59,3 +61,19 @@ def test_a_file_that_is_half_made(whole_run: RunResult, number: signal.Signals, 
     folder = tmp_path / "out"
     written = lambda _: folder.exists() and any(folder.iterdir())  # noqa: E731
     ended_by(number, [str(whole_run.run), "--format", "torchscript"], written, tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ignite") is None, reason="needs pytorch-ignite")
+def test_a_full_folder_for_temporary_files_is_no_fault_of_the_bundle(whole_run: RunResult, tmp_path: Path) -> None:
+    disk = tmp_path / "temporary"
+    disk.mkdir()
+    words = ["export", str(whole_run.run), "--format", "bundle", "--out", str(tmp_path / "out/bundle")]
+    done = run_with(
+        f"import os, sys; from fasttrain.cli.main import run\nsys.argv[1:] = {words!r}\n"
+        f"try: run()\nfinally: print(os.listdir({str(disk)!r}))",
+        before=f"mount -t tmpfs -o size=8k tmpfs {shlex.quote(str(disk))} && TMPDIR={shlex.quote(str(disk))}",
+        namespace=True,
+    )
+    assert (done.returncode, done.stdout) == (6, "[]\n"), done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"fasttrain: {disk} has too little room for the check of the bundle")
+    assert list((tmp_path / "out").iterdir()) == []

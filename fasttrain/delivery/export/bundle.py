@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,9 +23,10 @@ from fasttrain.data.restore import to_source_grid
 from fasttrain.delivery.export.agreement import TOLERANCE, largest_difference
 from fasttrain.delivery.export.bundle_configs import inference, metadata
 from fasttrain.delivery.export.plain import PlainModel, sample_of
-from fasttrain.errors import RecipeError
+from fasttrain.errors import RecipeError, StorageError
 from fasttrain.networks import monai_definition
 from fasttrain.samples import Sample
+from fasttrain.whole_files import told_free
 
 MOST_DIFFERING = 1e-3
 """Of the voxels that hold a class in one label map or the other: MONAI resamples at places that are rounded otherwise, so that
@@ -100,6 +103,11 @@ def _differing(model: PlainModel, path: Path) -> float:
         # As a user does, and with a MONAI that was loaded with all of pytorch-ignite
         command = [sys.executable, "-m", "monai.bundle", "run", "--args_file", f"{asked}/arguments.json"]
         done = subprocess.run(command, cwd=asked, capture_output=True, text=True, errors="replace")
+        if done.returncode and os.strerror(errno.ENOSPC) in done.stderr:
+            raise StorageError(
+                f"{Path(folder).parent} has too little room for the check of the bundle on {model.case.name}"
+                f"{told_free(Path(folder))}; free space there, or set TMPDIR"
+            )
         if done.returncode:
             last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
             raise RecipeError(f"monai.bundle cannot run what was made of {model.case.name}: {last}")
