@@ -57,15 +57,14 @@ def write_whole(path: Path, before_rename: Callable[[Path], None] = lambda tempo
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with half_made(temporary):
-            with open(temporary, "wb") as stream:
-                _lock(stream)
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-                before_rename(temporary)
-                # Still locked, so that nobody takes it for a half
-                os.replace(temporary, path)
+        with half_made(temporary), open(temporary, "wb") as stream:
+            _lock(stream)
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+            before_rename(temporary)
+            # Still locked, so that nobody takes it for a half
+            os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
