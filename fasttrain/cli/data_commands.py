@@ -16,7 +16,7 @@ import typer
 
 from fasttrain.cli.cache_command import cache_command
 from fasttrain.cli.import_command import import_app
-from fasttrain.cli.printing import print_json
+from fasttrain.cli.printing import print_json, tell
 from fasttrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED
 from fasttrain.wording import counted
 
@@ -69,12 +69,7 @@ def fetch_command(
         with _ended_by_signals():
             fetched = _fetched(name, to, address, md5, retries, timeout)
     except _Ended as ended:
-        with contextlib.suppress(OSError, ValueError):
-            print(
-                f"fasttrain: stopped by {ended.what}; what was downloaded is kept, run the same command again to go on",
-                file=sys.stderr,
-                flush=True,
-            )
+        tell(f"fasttrain: stopped by {ended.what}; what was downloaded is kept, run the same command again to go on")
         return ended.code
     if json:
         print_json(_document(fetched))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,7 +72,7 @@ def run_command(
 @search_app.command("status", epilog=_EPILOG)
 def status_command(study: StudyArgument = None, storage: StorageOption = None, json: JsonOption = False) -> int:
     """Tell how a study stands: trials by state, pruning, the best so far, importance, what the device did; and draw it."""
-    from fasttrain.cli.printing import print_json, print_table
+    from fasttrain.cli.printing import print_json, print_table, tell
     from fasttrain.cli.search_text import rows_of
     from fasttrain.studies.search.pictures import write_pictures
     from fasttrain.studies.search.standing import standing_of
@@ -84,7 +83,7 @@ def status_command(study: StudyArgument = None, storage: StorageOption = None, j
     try:
         found["plots"] = [str(path) for path in write_pictures(kept)]
     except StorageError as error:
-        print(f"fasttrain: {error}", file=sys.stderr)
+        tell(f"fasttrain: {error}")
     if json:
         print_json(found)
     else:

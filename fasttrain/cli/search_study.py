@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttrain.cli.printing import print_json, print_table
+from fasttrain.cli.printing import print_json, print_table, tell
 from fasttrain.cli.search_text import rows_of
 from fasttrain.cli.signals import stop_on_signals
 from fasttrain.errors import EXIT_DONE, RecipeError, StorageError
@@ -55,7 +55,7 @@ def run_search(
     with stop_on_signals() as stop:
         stop.begun = True
         if told is not None:
-            print(told, file=sys.stderr)
+            tell(told)
         tell_overruled(resolved, _tell)
         study = open_study(base, asked, _tell)
         count = trials_wanted(study, trials, _tell)
@@ -71,7 +71,7 @@ def run_search(
 
 def _tell(told: Told) -> None:
     level = "warning: " if told.level == "warning" else ""
-    print(f"{time.strftime('%H:%M:%S')} {level}{told.text}", file=sys.stderr, flush=True)
+    tell(f"{time.strftime('%H:%M:%S')} {level}{told.text}")
 
 
 def _last_words(folder: Path, storage: str | None, json: bool, stop: StopRequest) -> None:
@@ -98,5 +98,5 @@ def _last_words(folder: Path, storage: str | None, json: bool, stop: StopRequest
     if stop.asked:
         # Where it failed, that may be since it could not be saved
         how = "" if failed else "; what ran is saved: give the same command to go on"
-        print(f"fasttrain: stopped by {stop.reason}{how}", file=sys.stderr)
+        tell(f"fasttrain: stopped by {stop.reason}{how}")
         stop.has_told()

@@ -160,6 +160,15 @@ def test_without_the_extra_it_says_how_to_install_it(
     assert "pip install 'fasttrain[search]'" in told
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_stderr_ends_no_search(place: Path) -> None:
+    words = [sys.executable, "-m", "fasttrain", "search", "run", "--trials", "2", *TINY]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, text=True, timeout=200)
+    assert done.returncode == 0
+    assert "2 of 2: 2 complete" in done.stdout or "1 pruned" in done.stdout
+
+
 def test_ctrl_c_saves_and_ends_with_its_code(place: Path) -> None:
     words = [sys.executable, "-m", "fasttrain", "search", "run", "--trials", "9", *TINY, "--set", "training.epochs=400"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
