@@ -96,7 +96,7 @@ def traced(runs: Stretches, path: Path) -> Path:
     with half_made(part), runs.trainer.step.without_graph(), listening(annotating(on_gpu)):
         steps, whole = _TRACED_ON_GPU if on_gpu else 1, part / path.name
         try:
-            part.mkdir()
+            part.mkdir(parents=True)
             breakdown(lambda: runs.real(1), steps, on_gpu, trace=whole, ranges=True)
             if not _ends_as_json(whole):
                 raise OSError(None, "the disk took only a part of it")
