@@ -3,14 +3,12 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_server import place_for, wait_for
 from search_parts import two_processes_share
 
 from fasttrain.errors import StorageError
@@ -32,15 +30,7 @@ def url() -> Iterator[str]:
     binary, make = shutil.which("mariadbd") or "/usr/sbin/mariadbd", shutil.which("mariadb-install-db")
     if make is None or not Path(binary).exists():
         pytest.skip("MariaDB is not installed (apt-get install mariadb-server)")
-    user = ["runuser", "-u", "mysql", "--"] if os.getuid() == 0 else []
-    if user and subprocess.run([*user, "true"], capture_output=True).returncode:
-        pytest.skip("this is root, and there is no user mysql to start the server as")
-    folder = Path(tempfile.mkdtemp(prefix="ftmy"))
-    if user:
-        shutil.chown(folder, "mysql")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    user, folder, port = place_for("mysql", "ftmy")
     place = [f"--datadir={folder / 'data'}", f"--socket={folder / 'socket'}"]
     words = [make, "--no-defaults", place[0], "--auth-root-authentication-method=normal", "--skip-test-db"]
     subprocess.run([*user, *words], check=True, capture_output=True, cwd=folder)
@@ -51,10 +41,7 @@ def url() -> Iterator[str]:
         [*user, binary, "--no-defaults", *options], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        for _ in range(200):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            time.sleep(0.1)
+        wait_for(port)
         yield f"mysql://me@127.0.0.1:{port}/study"
     finally:
         with contextlib.suppress(OSError, ValueError):

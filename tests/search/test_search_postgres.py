@@ -1,16 +1,13 @@
 """A study on PostgreSQL: two processes share it, and one that dies without a word is found by its heartbeats."""
 
-import contextlib
-import os
 import shutil
-import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_server import place_for, wait_for
 from search_parts import MadePool, ended, made_search, recipe_with, states, two_processes_share
 
 from fasttrain.studies.search import processes, storage
@@ -29,15 +26,7 @@ def url() -> Iterator[str]:
     ]
     if not found:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
-    user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
-    if user and subprocess.run([*user, "true"], capture_output=True).returncode:
-        pytest.skip("this is root, and there is no user postgres to start the server as")
-    folder = Path(tempfile.mkdtemp(prefix="ftpg"))
-    if user:
-        shutil.chown(folder, "postgres")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    user, folder, port = place_for("postgres", "ftpg")
     place = folder / "data"
     make = [*user, str(found[-1] / "initdb"), "-D", str(place), "-U", "fasttrain", "--auth=trust", "--no-sync"]
     subprocess.run(make, check=True, capture_output=True, cwd=folder)
@@ -56,10 +45,7 @@ def url() -> Iterator[str]:
     ]
     server = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            time.sleep(0.1)
+        wait_for(port)
         time.sleep(0.5)
         yield f"postgresql://fasttrain:secret@127.0.0.1:{port}/postgres"
     finally:
