@@ -55,8 +55,8 @@ def signals_held() -> Iterator[list[int]]:
     """Signals that come in the scope are answered at its end; gives those that have come, for the caller to drop.
 
     A program has begun before its `Popen` is there to be kept: Ctrl-C in between would leave it running, unknown to whoever is to
-    end it. Elsewhere than in the main thread, which alone answers signals, nothing is done. A mask would not
-    do: programs inherit it.
+    end it. Elsewhere than in the main thread, which alone answers signals, nothing is done. A mask would not do, since programs
+    inherit it.
     """
     heard: list[int] = []
     former = {}

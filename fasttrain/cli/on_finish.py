@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fasttrain.cli.figures import one_line
+from fasttrain.cli.printing import tell
 from fasttrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, FasttrainError, RecipeError
 from fasttrain.machine.own_launcher import own_launcher
 from fasttrain.machine.place import without_place
@@ -215,5 +216,4 @@ def _stderr() -> int:
 
 
 def _tell(sentence: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"fasttrain: {one_line(sentence)}", file=sys.stderr, flush=True)
+    tell(f"fasttrain: {one_line(sentence)}")

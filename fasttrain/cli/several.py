@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -262,9 +261,9 @@ class Several:
 
 def _tell(sentence: str) -> None:
     from fasttrain.cli.figures import one_line
+    from fasttrain.cli.printing import tell
 
-    with contextlib.suppress(OSError, ValueError):
-        print(f"fasttrain: {one_line(sentence)}", file=sys.stderr, flush=True)
+    tell(f"fasttrain: {one_line(sentence)}")
 
 
 SEVERAL = Several()

@@ -34,11 +34,7 @@ def write_label(
     values = np.asarray(class_values, dtype=np.uint8)[indices].reshape(
         _stored_shape(header.shape, indices.shape), order="C"
     )
-    blob = _nifti_bytes(values, header)
-    if path.name.lower().endswith(".gz"):
-        blob = gzip.compress(blob, compresslevel=3, mtime=0)
-    with write_whole(path, before_rename) as stream:
-        stream.write(blob)
+    _write(path, _nifti_bytes(values, header), before_rename)
 
 
 def write_volume(
@@ -50,7 +46,10 @@ def write_volume(
     """Writes float32 [*spatial] with an affine to RAS mm; the file appears whole or not at all, else StorageError."""
     image = nib.Nifti1Image(np.asarray(values, dtype=np.float32), affine)
     image.header.set_xyzt_units("mm")
-    blob = image.to_bytes()
+    _write(path, image.to_bytes(), before_rename)
+
+
+def _write(path: Path, blob: bytes, before_rename: Callable[[Path], None]) -> None:
     if path.name.lower().endswith(".gz"):
         blob = gzip.compress(blob, compresslevel=3, mtime=0)
     with write_whole(path, before_rename) as stream:

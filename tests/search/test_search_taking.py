@@ -11,7 +11,7 @@ from search_parts import MadePool, ended, made_search
 
 from fasttrain.studies.search.processes import Presence
 from fasttrain.studies.search.storage import place_of
-from fasttrain.studies.search.taking import alone
+from fasttrain.studies.search.taking import taking
 
 pytest.importorskip("optuna")
 _TRIALS = 40
@@ -54,24 +54,24 @@ def test_who_waits_goes_on_when_told_to_stop_and_when_the_other_has_left(tmp_pat
     place, entered, leave = place_of(None, tmp_path), threading.Event(), threading.Event()
 
     def other() -> None:
-        with alone(place):
+        with taking(place):
             entered.set()
             leave.wait(60)
 
     thread = threading.Thread(target=other, daemon=True)
     thread.start()
     assert entered.wait(60)
-    with alone(place, lambda: True):
+    with taking(place, lambda: True):
         assert thread.is_alive()
     threading.Timer(0.2, leave.set).start()
     began = time.monotonic()
-    with alone(place):
+    with taking(place):
         assert time.monotonic() - began > 0.1
     thread.join(60)
-    with alone(place_of("journal", tmp_path)):
+    with taking(place_of("journal", tmp_path)):
         assert [path.name for path in tmp_path.iterdir()] == ["study.db.taking"]
 
 
 def test_a_folder_without_locks_or_room_is_no_fault(tmp_path: Path) -> None:
-    with alone(place_of(None, tmp_path / "not there")):
+    with taking(place_of(None, tmp_path / "not there")):
         assert not (tmp_path / "not there").exists()

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from optuna.storages.journal import JournalFileBackend
+
+from fasttrain.whole_files import ends_within_a_line
 
 _PIECE = 1 << 16
 
@@ -24,10 +27,10 @@ class WholeLineJournal(JournalFileBackend):
         text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
         self._lock.acquire()
         try:
-            end = _whole_end(self._file_path)
-            if end < os.path.getsize(self._file_path):
+            if ends_within_a_line(Path(self._file_path)):
                 # Of a process that ended as it wrote: nobody was told that this was kept
-                os.truncate(self._file_path, end)
+                os.truncate(self._file_path, _whole_end(self._file_path))
+            end = os.path.getsize(self._file_path)
             try:
                 with open(self._file_path, "ab") as file:
                     file.write(text.encode())

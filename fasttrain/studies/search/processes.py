@@ -20,6 +20,7 @@ from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.storage import SERVER
 from fasttrain.studies.search.study import Study, superseded
 from fasttrain.studies.search.study_folder import StudyFolder
+from fasttrain.studies.search.taking import alone
 
 _QUIET_SECONDS = 180.0
 """A process of another machine whose file was not touched for longer, and is locked by nobody, is dead."""
@@ -175,10 +176,8 @@ def _finish_setting_aside(study: Study, asked: Asked) -> list[str]:
 
     if not left():
         return []
-    with open(study.folder.processes / "setting-aside", "ab") as stream:
-        # One process at a time, where that can be: it is not to be queued twice
-        with contextlib.suppress(OSError):
-            fcntl.flock(stream, fcntl.LOCK_EX)
+    # It is not to be queued twice
+    with alone(study.folder.processes / "setting-aside"):
         found = left()
         for trial in found:
             asked(partial(go_on_with, study.optuna, trial))

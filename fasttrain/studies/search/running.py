@@ -18,7 +18,7 @@ from fasttrain.studies.search.pool import Pool, Worker
 from fasttrain.studies.search.processes import Presence, reclaim
 from fasttrain.studies.search.storage import HEARTBEAT_SECONDS, JOURNAL, patiently
 from fasttrain.studies.search.study import Study, counted_trials
-from fasttrain.studies.search.taking import alone
+from fasttrain.studies.search.taking import taking
 from fasttrain.studies.search.told import Told
 from fasttrain.studies.search.turns import Turns, fits_beside
 
@@ -215,7 +215,7 @@ class Search:
 
     def _next(self) -> Any | None:
         """A trial with its number, or None where there are enough."""
-        with self._asking, alone(self.study.place, lambda: self.stop.asked):
+        with self._asking, taking(self.study.place, lambda: self.stop.asked):
             if time.monotonic() - self._reclaimed_at >= _RECLAIM_SECONDS:
                 self._reclaimed_at = time.monotonic()
                 for text in reclaim(self.study, self.presence.name, self.asked):

@@ -195,7 +195,7 @@ def _is_lost(task: dict[str, Any], error: BaseException) -> bool:
     if folder.never_trained() or folder.finished():
         return False
     try:
-        look_at(folder, (), None)
+        look_at(folder)
     except FasttrainError:
         return True
     return False
