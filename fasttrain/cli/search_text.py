@@ -25,6 +25,7 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("pruning", _pruning(found)),
         ("memory", counted(found["out_of_memory"], "trial") + " ran out of it" if found["out_of_memory"] else ""),
         ("best", _best(found)),
+        ("baseline", _baseline(found)),
         ("importance", _importance(found)),
         ("device", _device(found)),
     ]
@@ -84,6 +85,20 @@ def _best(found: dict[str, Any]) -> str:
     params = list(one["params"].items())
     shown = ", ".join(f"{path}={_shown(value)}" for path, value in params[:_MOST_VALUES])
     return f"{_values(one, found['metric'])} by trial {one['trial']} with {shown}{' …' * (len(params) > _MOST_VALUES)}{more}"
+
+
+def _baseline(found: dict[str, Any]) -> str:
+    """How the recipe's own values did, where they are not the best."""
+    own = found["baseline"]
+    if own is None:
+        return ""
+    if own["values"] is None:
+        return (
+            f"trial {own['trial']} with the recipe's own values is {own['state']}" if own["state"] != "complete" else ""
+        )
+    if any(one["trial"] == own["trial"] for one in found["best"]):
+        return "none did better than the recipe's own values"
+    return f"{_values(own, found['metric'])} by trial {own['trial']} with the recipe's own values"
 
 
 def _values(one: dict[str, Any], metric: str | None) -> str:

@@ -101,7 +101,8 @@ class SearchSpec(Spec):
     """What `fasttrain search` varies and how; training by itself does not look at it.
 
     `space` names recipe values by their path, such as `optimizer.learning_rate`, each with a range or choices; empty: a space of
-    the task's own. `objectives`: `score` (the validation's best), and beside it `seconds` of training or `memory` (GiB) of the
+    the task's own. `baseline`: the first trial takes the recipe's own values (but of a grid), so that the best is none below
+    them. `objectives`: `score` (the validation's best), and beside it `seconds` of training or `memory` (GiB) of the
     device. `epochs` and `validate_every` are those of each trial, null: the recipe's. `trials` counts those of the whole study.
     `retries`: so often a trial whose process died is gone on with.
     """
@@ -113,6 +114,7 @@ class SearchSpec(Spec):
     validate_every: PositiveInt | None = None
     sampler: SamplerSpec = SamplerSpec()
     pruner: PrunerSpec = PrunerSpec()
+    baseline: bool = True
     retries: NonNegativeInt = 2
 
     @model_validator(mode="after")

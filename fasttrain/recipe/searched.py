@@ -42,6 +42,16 @@ def keys_of(path: str) -> Keys:
     return tuple(int(part) if part.isascii() and part.isdigit() and len(part) < 10 else part for part in parts)
 
 
+def value_at(raw: Any, path: str) -> Any:
+    """What a recipe's plain values have at a path; None where it leads nowhere, such as into a section that is null."""
+    for key in keys_of(path):
+        try:
+            raw = raw[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return raw
+
+
 def active(space: Mapping[str, Entry], path: str, values: Mapping[str, Any]) -> bool:
     """Whether an entry is searched beside these values: all that its `when` names are there, and as it says."""
     return all(name in values and values[name] in _listed(wanted) for name, wanted in space[path].when.items())

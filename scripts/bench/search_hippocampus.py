@@ -1,10 +1,11 @@
 """Measures `fasttrain search` on Hippocampus on one GPU: 20 trials, what the card did meanwhile, and if the winner is better.
 
     python scripts/bench/search_hippocampus.py --data DIR --out DIR [--stage search|seeds|all] [--trials 20] [--epochs 32]
+        [--set search.pruner.patience=0 ...] [--seeds-at-once 3]
 
 The first stage searches and prints wall time, the share in which the card trained, and the pruning rate; called again it goes on
 where it ended. The second trains the best trial's recipe and the default one on three further seeds at equal epochs, and prints
-both means; runs that are done are not made again.
+both means; runs that are done are not made again. `--set` is for the search alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SEEDS = (101, 102, 103)
@@ -60,6 +62,7 @@ def search(arguments: argparse.Namespace, out: Path) -> None:
     words += ["--folder", str(out / "search"), "--device", arguments.device, *settings(arguments.epochs)]
     words += ["--parallel", arguments.parallel] if arguments.parallel else []
     words += ["--hours", str(arguments.minutes / 60)] if arguments.minutes else []
+    words += [word for text in arguments.set for word in ("--set", text)]
     call(words, out)
     seconds = time.perf_counter() - began
     found = json.loads(call(["search", "status", str(out / "search"), "--json"], out))
@@ -74,6 +77,7 @@ def search(arguments: argparse.Namespace, out: Path) -> None:
     )
     print(f"pruning rate {found['pruning_rate']:.0%}, after epochs {found['pruned_after_epochs']}")
     print("best", found["best"][0] if found["best"] else None)
+    print("the recipe's own values", found["baseline"])
     print("importance", found["importance"])
 
 
@@ -88,12 +92,15 @@ def seeds(arguments: argparse.Namespace, out: Path) -> None:
     ]  # fmt: skip
     means = {}
     for name, recipe in (("default", "hippocampus"), ("best", str(best))):
-        scores = []
-        for seed in SEEDS:
-            run = out / f"{name}-{seed}"
-            if not (run / "summary.json").exists():
-                call(["train", "--recipe", recipe, "--run", str(run), "--set", f"training.seed={seed}", *common], out)
-            scores.append(json.loads((run / "summary.json").read_text())["best"]["value"])
+        runs = {seed: out / f"{name}-{seed}" for seed in SEEDS}
+        left = [
+            ["train", "--recipe", recipe, "--run", str(run), "--set", f"training.seed={seed}", *common]
+            for seed, run in runs.items()
+            if not (run / "summary.json").exists()
+        ]
+        with ThreadPoolExecutor(arguments.seeds_at_once) as pool:
+            list(pool.map(lambda words: call(words, out), left))
+        scores = [json.loads((run / "summary.json").read_text())["best"]["value"] for run in runs.values()]
         means[name] = statistics.fmean(scores)
         print(
             f"{name}: mean Dice {means[name]:.4f} of {', '.join(f'{score:.4f}' for score in scores)} ({arguments.epochs} epochs)"
@@ -111,6 +118,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=None)
     parser.add_argument("--parallel", default=None)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--seeds-at-once", type=int, default=1)
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
     arguments.data = arguments.data.resolve()

@@ -14,8 +14,10 @@ from fasttrain.errors import DataError, FasttrainError, MachineError, OutOfMemor
 from fasttrain.machine.limits import disk_free_bytes
 from fasttrain.recipe import ResolvedRecipe
 from fasttrain.recipe.searched import keys_of
+from fasttrain.studies.search.baseline import queue_baseline
 from fasttrain.studies.search.choosing import grid_size, sampler_of, spread_seed
 from fasttrain.studies.search.default_space import default_space
+from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.pool import Pool, Worker
 from fasttrain.studies.search.processes import Presence, stale_callback
 from fasttrain.studies.search.running import Search, Wanted
@@ -100,6 +102,7 @@ def open_study(base: ResolvedRecipe, asked: Asked, tell: Callable[[Told], None])
     for warning in (network_warning(study.place), _unknown_runs(study)):
         if warning is not None:
             tell(Told(warning, "warning"))
+    queue_baseline(study, base, tell)
     if len(spec.objectives) > 1 and spec.pruner.kind != "none":
         tell(
             Told(
@@ -112,7 +115,9 @@ def open_study(base: ResolvedRecipe, asked: Asked, tell: Callable[[Told], None])
 def _unknown_runs(study: Study) -> str | None:
     """A sentence where runs lie in the folder of a study that knows no trial: its storage was emptied, or is another."""
     runs = len(list(study.folder.path.glob("trial-*")))
-    if not runs or patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False)):
+    trials = patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False)) if runs else []
+    waiting = require_optuna().trial.TrialState.WAITING
+    if not runs or any(trial.state != waiting or "run" in trial.user_attrs for trial in trials):
         return None
     return (
         f"{study.place.shown} knows no trial of {study.name}, though its folder {study.folder.path} holds "

@@ -26,12 +26,14 @@ def default_space(recipe: Recipe) -> dict[str, Entry]:
 
 def _of_optimisation(recipe: Recipe) -> Iterator[tuple[str, Entry]]:
     rate, decay = recipe.optimizer.learning_rate, recipe.optimizer.weight_decay
-    high = max(min(rate * _DECADE, _MOST_RATE), rate)
-    yield "optimizer.learning_rate", _log(rate / _DECADE, high)
+    yield (
+        "optimizer.learning_rate",
+        _round(rate, _short(rate / _DECADE), _short(min(rate * _DECADE, _MOST_RATE)), log=True),
+    )
     if decay > 0:
-        yield "optimizer.weight_decay", _log(decay / _DECADE, decay * _DECADE)
+        yield "optimizer.weight_decay", _round(decay, _short(decay / _DECADE), _short(decay * _DECADE), log=True)
     if recipe.schedule.kind != "constant":
-        yield "schedule.warmup", FloatRange(kind="float", low=0.0, high=0.3)
+        yield "schedule.warmup", _round(recipe.schedule.warmup, 0.0, 0.3)
 
 
 def _of_augmentation(recipe: Recipe) -> Iterator[tuple[str, Entry]]:
@@ -39,18 +41,19 @@ def _of_augmentation(recipe: Recipe) -> Iterator[tuple[str, Entry]]:
     for name in type(recipe.augment).model_fields:
         technique = getattr(recipe.augment, name)
         if technique is not None and name != "flip" and hasattr(technique, "probability"):
-            yield f"augment.{name}.probability", FloatRange(kind="float", low=0.0, high=0.6)
+            yield f"augment.{name}.probability", _round(technique.probability, 0.0, 0.6)
 
 
 def _of_segmentation(recipe: Recipe) -> Iterator[tuple[str, Entry]]:
-    yield "patch.foreground", FloatRange(kind="float", low=0.2, high=0.9)
-    if getattr(recipe.network, "dropout", None) is not None:
-        yield "network.dropout", FloatRange(kind="float", low=0.0, high=0.3)
-    weights = [name for name in recipe.loss.weights if name != "dice_weight"]
-    if "dice_weight" in recipe.loss.weights and weights:
-        yield f"loss.{weights[0]}", FloatRange(kind="float", low=0.25, high=4.0, log=True)
+    yield "patch.foreground", _round(recipe.patch.foreground, 0.2, 0.9)
+    if (dropout := getattr(recipe.network, "dropout", None)) is not None:
+        yield "network.dropout", _round(dropout, 0.0, 0.3)
+    other = next((name for name in recipe.loss.weights if name != "dice_weight"), None)
+    if "dice_weight" in recipe.loss.weights and other is not None:
+        if (weight := getattr(recipe.loss, other)) > 0:
+            yield f"loss.{other}", _round(weight, 0.25, 4.0, log=True)
     elif recipe.loss.kind == "tversky":
-        yield "loss.beta", FloatRange(kind="float", low=0.3, high=0.9)
+        yield "loss.beta", _round(recipe.loss.beta, 0.3, 0.9)
 
 
 def _of_dose(recipe: Recipe) -> Iterator[tuple[str, Entry]]:
@@ -60,5 +63,10 @@ def _of_dose(recipe: Recipe) -> Iterator[tuple[str, Entry]]:
 _OF_TASK: dict[str, Any] = {"segmentation": _of_segmentation, "dose": _of_dose}
 
 
-def _log(low: float, high: float) -> FloatRange:
-    return FloatRange(kind="float", low=float(f"{low:.3g}"), high=float(f"{high:.3g}"), log=True)
+def _round(own: float, low: float, high: float, log: bool = False) -> FloatRange:
+    """From `low` to `high`, and as far as the recipe's own value lies."""
+    return FloatRange(kind="float", low=min(low, own), high=max(high, own), log=log)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")

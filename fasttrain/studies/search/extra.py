@@ -17,5 +17,6 @@ def require_optuna() -> ModuleType:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    warnings.filterwarnings("ignore", module="optuna.*")
+    # From Python 3.12 on Optuna's warnings name the code that called it
+    warnings.filterwarnings("ignore", module=r"optuna|fasttrain\.studies\.search")
     return optuna

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fasttrain.engine.planning.batch_policy import stepped_down
 from fasttrain.errors import EXIT_DATA, EXIT_STORAGE, DataError, FasttrainError, RecipeError, StorageError
 from fasttrain.recipe import ResolvedRecipe
+from fasttrain.studies.search.baseline import BASELINE
 from fasttrain.studies.search.choosing import suggested
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.pool import Worker
@@ -83,8 +84,9 @@ class OneTrial:
             f"{name}={_short(value)}" for name, value in zip(short_names(list(values)), values.values(), strict=True)
         )
         self.search.stands[self.trial.number] = "getting ready"
+        own = " (the recipe's own values)" if known.get(BASELINE) else ""
         goes_on = " (goes on)" if self._frozen().system_attrs.get("retry_history") else ""
-        self._say(f"{shown}{goes_on}")
+        self._say(f"{shown}{own}{goes_on}")
         resolved = trial_recipe(self.search.wanted.base, values, f"search, trial {self.trial.number}")
         if known.get("lowered"):
             return stepped_down(resolved) or resolved

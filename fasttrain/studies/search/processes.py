@@ -16,6 +16,7 @@ from functools import partial
 from typing import IO, Any
 
 from fasttrain.errors import StorageError
+from fasttrain.studies.search.baseline import BASELINE
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.storage import SERVER
 from fasttrain.studies.search.study import Study, superseded
@@ -27,7 +28,7 @@ _QUIET_SECONDS = 180.0
 _MARK = "folder-"
 _GOES_ON = "goes_on"
 """Of a trial that is marked failed and then queued again: the process that is about to do both."""
-_CARRIED = ("run", "lowered", "interruptions")
+_CARRIED = ("run", "lowered", "interruptions", BASELINE)
 """What the trial that goes on knows of the one that died."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fasttrain.studies.search.baseline import BASELINE
 from fasttrain.studies.search.choosing import rounded
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.processes import is_dead
@@ -29,7 +30,7 @@ def standing_of(kept: Kept) -> dict[str, Any]:
         "name": kept.name,
         "storage": kept.place.shown,
         "metric": attributes.get("fasttrain_metric"),
-        "objectives": attributes.get("fasttrain_objectives", ["score"]),
+        "objectives": _objectives(kept),
         "wanted": kept.record.get("trials"),
         "trials": len(counted),
         "states": {
@@ -50,6 +51,7 @@ def standing_of(kept: Kept) -> dict[str, Any]:
             str(trial.number): trial.user_attrs.get("reason") or "no sign of life" for trial in by_state["failed"]
         },
         "best": best_trials(kept),
+        "baseline": _baseline(kept, counted),
         "importance": importance_of(kept, by_state["complete"]),
         "device": device_use(trials),
         "space": list((attributes.get(BOUND) or {}).get("search", {}).get("space", {})),
@@ -76,19 +78,35 @@ def best_trials(kept: Kept) -> list[dict[str, Any]]:
         return []
     several = len(kept.optuna.directions) > 1
     found = patiently(kept.place, lambda: list(kept.optuna.best_trials) if several else [kept.optuna.best_trial])
-    names = patiently(kept.place, lambda: kept.optuna.user_attrs).get("fasttrain_objectives", ["score"])
-    place = names.index("score")
+    place = _objectives(kept).index("score")
     rising = kept.optuna.directions[place].name == "MAXIMIZE"
     ordered = sorted(found, key=lambda trial: trial.values[place], reverse=rising)
     return [
         {
             "trial": trial.number,
-            "values": dict(zip(names, trial.values, strict=True)),
+            "values": _by_name(kept, trial),
             "params": {path: rounded(value) for path, value in trial.params.items()},
             "run": str(kept.folder.path / str(trial.user_attrs.get("run"))),
         }
         for trial in ordered
     ]
+
+
+def _baseline(kept: Kept, counted: Sequence[Any]) -> dict[str, Any] | None:
+    """The trial with the recipe's own values; its `values` are None until it has come to its end."""
+    found = next((trial for trial in counted if trial.user_attrs.get(BASELINE)), None)
+    if found is None:
+        return None
+    ended = state_of(found) == "complete"
+    return {"trial": found.number, "state": state_of(found), "values": _by_name(kept, found) if ended else None}
+
+
+def _by_name(kept: Kept, trial: Any) -> dict[str, float]:
+    return dict(zip(_objectives(kept), trial.values, strict=True))
+
+
+def _objectives(kept: Kept) -> list[str]:
+    return list(patiently(kept.place, lambda: kept.optuna.user_attrs).get("fasttrain_objectives", ["score"]))
 
 
 def importance_of(kept: Kept, complete: Sequence[Any]) -> dict[str, float] | None:

@@ -22,7 +22,7 @@ FORMAT = 1
 _KEYS = {"format": int, "name": str, "storage": str, "kind": str}
 BOUND = "fasttrain_recipe"
 """Of the study's attributes: what no trial changes."""
-_FREE = ("output", "search.trials", "search.sampler", "search.pruner", "search.retries")
+_FREE = ("output", "search.trials", "search.sampler", "search.pruner", "search.retries", "search.baseline")
 
 
 @dataclass

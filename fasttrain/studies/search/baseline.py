@@ -1,0 +1,93 @@
+"""Owns the trial that a search begins with: the recipe's own values, so that the best is never worse than those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fasttrain.errors import RecipeError
+from fasttrain.recipe import ResolvedRecipe
+from fasttrain.recipe.search_spec import Choice, FloatRange, IntRange
+from fasttrain.recipe.searched import Entry, active, in_order, value_at
+from fasttrain.studies.search.choosing import label_of
+from fasttrain.studies.search.storage import patiently
+from fasttrain.studies.search.study import Study, counted_trials
+from fasttrain.studies.search.taking import taking
+from fasttrain.studies.search.told import Told
+from fasttrain.studies.search.trial_recipe import trial_recipe
+
+BASELINE = "baseline"
+"""Of a trial's attributes: it has the recipe's own values."""
+_STEP_SLACK = 1e-8
+"""Of a step, by which a value may lie beside it; as in Optuna's distributions."""
+
+
+def queue_baseline(study: Study, base: ResolvedRecipe, tell: Callable[[Told], None]) -> None:
+    """Queues the recipe's own values as the first trial of a study that has none, unless `search.baseline` is off.
+
+    A grid has its own trials. Where a value lies outside of its range no trial is queued, and `tell` is told. Raises
+    StorageError.
+    """
+    if not study.spec.baseline or study.spec.sampler.kind == "grid":
+        return
+    with taking(study.place):
+        if patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False)):
+            return
+        values, outside = own_values(base, study.space)
+        if outside:
+            text = f"no trial has the recipe's own values: {', '.join(outside)} lies outside of search.space there"
+            tell(Told(text))
+            return
+        params = {path: label_of(value) for path, value in values.items()}
+        patiently(study.place, lambda: study.optuna.enqueue_trial(params, user_attrs={BASELINE: True}))
+
+
+def is_second_baseline(trials: Sequence[Any], number: int) -> bool:
+    """Whether a trial has the recipe's own values as one before it has: machines that began a study at once each queued one."""
+    own = sorted(trial.number for trial in counted_trials(trials) if trial.user_attrs.get(BASELINE))
+    return number in own[1:]
+
+
+def own_values(base: ResolvedRecipe, space: Mapping[str, Entry]) -> tuple[dict[str, Any], list[str]]:
+    """The recipe's own values by path, of the entries that are searched beside these; and the paths whose own value no trial can
+    have.
+    """
+    raw = base.recipe.model_dump(mode="python")
+    values: dict[str, Any] = {}
+    outside = []
+    for path in in_order(space):
+        if not active(space, path, values):
+            continue
+        entry = space[path]
+        found = _same(base, path, entry, values) if isinstance(entry, Choice) else _within(value_at(raw, path), entry)
+        if found:
+            values[path] = found[0]
+        else:
+            outside.append(path)
+    return values, outside
+
+
+def _same(base: ResolvedRecipe, path: str, entry: Choice, beside: Mapping[str, Any]) -> list[Any]:
+    """The choice that leaves the recipe as it is, which may be written in another way there; [] where there is none."""
+    own = {**base.recipe.model_dump(mode="python"), "search": None}
+    for choice in entry.choices:
+        try:
+            tried = trial_recipe(base, {**beside, path: choice}, "").recipe
+        except RecipeError:
+            continue
+        if tried.model_dump(mode="python") == own:
+            return [choice]
+    return []
+
+
+def _within(value: Any, entry: FloatRange | IntRange) -> list[Any]:
+    """The value as the range has it; [] where it lies outside, or between two steps."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not entry.low <= value <= entry.high:
+        return []
+    if isinstance(entry, IntRange) and value != int(value):
+        return []
+    if entry.step is not None:
+        steps = (value - entry.low) / entry.step
+        if abs(steps - round(steps)) > _STEP_SLACK:
+            return []
+    return [int(value) if isinstance(entry, IntRange) else float(value)]
