@@ -100,11 +100,11 @@ class PrunerSpec(Spec):
 class SearchSpec(Spec):
     """What `fasttrain search` varies and how; training by itself does not look at it.
 
-    `space` names recipe values by their path, such as `optimizer.learning_rate`, each with a range or choices; empty: a space of
-    the task's own. `baseline`: the first trial takes the recipe's own values (but of a grid), so that the best is none below
-    them. `objectives`: `score` (the validation's best), and beside it `seconds` of training or `memory` (GiB) of the
-    device. `epochs` and `validate_every` are those of each trial, null: the recipe's. `trials` counts those of the whole study.
-    `retries`: so often a trial whose process died is gone on with.
+    `space` names recipe values by their path, such as `optimizer.learning_rate`, each with a range or choices; empty: a space
+    of the task's own. `baseline`: the first trial takes the recipe's own values (but of a grid) and is not pruned, so that
+    the best is none below them. `objectives`: `score` (the validation's best), and beside it `seconds` of training or
+    `memory` (GiB) of the device. `epochs` and `validate_every` are those of each trial, null: the recipe's. `trials` counts
+    those of the whole study. `retries`: so often a trial whose process died is gone on with.
     """
 
     space: dict[str, Range] = Field(default_factory=dict)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-from search_parts import MadePool, ended, made_search, recipe_with, states
+from search_parts import MadePool, ended, epoch, made_search, recipe_with, states
 
 from fasttrain.cli.search_text import rows_of
 from fasttrain.recipe import ResolvedRecipe, resolve
@@ -97,6 +99,26 @@ def test_one_that_died_stays_the_baseline_as_it_goes_on(tmp_path: Path) -> None:
     assert not is_second_baseline(study.get_trials(), 1)
     search.run()
     assert standing_of(open_kept(StudyFolder(tmp_path / "s")))["baseline"]["trial"] == 1
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_it_is_not_pruned_where_another_would_be(tmp_path: Path, baseline: bool) -> None:
+    others = threading.Semaphore(0)
+
+    def script(task: dict[str, Any]) -> list[dict[str, Any]]:
+        if Path(task["run"]).name != "trial-0000":
+            others.release()
+            return [*(epoch(number, 0.9) for number in range(1, 7)), ended(0.9)]
+        for _ in range(3):
+            assert others.acquire(timeout=60.0)
+        time.sleep(0.5)
+        return [*(epoch(number, 0.1) for number in range(1, 7)), ended(0.1)]
+
+    pool = MadePool(script)
+    pruner = {"kind": "halving", "min_epochs": 1, "factor": 2, "patience": 0}
+    search, _ = made_search(tmp_path / "s", pool, recipe_with(pruner=pruner, baseline=baseline), parallel=4)
+    search.run()
+    assert any(word.get("prune") for word in pool.heard) is not baseline
 
 
 @pytest.mark.parametrize(

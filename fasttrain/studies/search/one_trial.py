@@ -41,6 +41,7 @@ class OneTrial:
         self._asked = search.asked
         self._score: float | None = None
         self._trained = False
+        self._is_baseline = False
         self._run = Path()
 
     def run(self, worker: Worker | None) -> Worker | None:
@@ -84,7 +85,8 @@ class OneTrial:
             f"{name}={_short(value)}" for name, value in zip(short_names(list(values)), values.values(), strict=True)
         )
         self.search.stands[self.trial.number] = "getting ready"
-        own = " (the recipe's own values)" if known.get(BASELINE) else ""
+        self._is_baseline = bool(known.get(BASELINE))
+        own = " (the recipe's own values)" if self._is_baseline else ""
         goes_on = " (goes on)" if self._frozen().system_attrs.get("retry_history") else ""
         self._say(f"{shown}{own}{goes_on}")
         resolved = trial_recipe(self.search.wanted.base, values, f"search, trial {self.trial.number}")
@@ -168,7 +170,9 @@ class OneTrial:
         pruned = False
         if len(self.study.spec.objectives) == 1:
             self._asked(lambda: self.trial.report(score, int(word["epoch"])))
-            pruned = int(word["epoch"]) < int(word["epochs"]) and bool(self._asked(self.trial.should_prune))
+            # What the others are compared with goes to its end
+            prunable = int(word["epoch"]) < int(word["epochs"]) and not self._is_baseline
+            pruned = prunable and bool(self._asked(self.trial.should_prune))
         worker.lines.send({"prune": pruned})
 
     def _died(self, worker: Worker) -> dict[str, Any]:
