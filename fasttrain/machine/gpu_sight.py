@@ -178,7 +178,7 @@ def _not_started(sight: Sight) -> Unseen:
 
 
 def _torch_error() -> str:
-    """What torch says when it starts CUDA; an empty text where it starts."""
+    """What torch says when it starts CUDA, without the stop at its end; an empty text where it starts."""
     import torch
 
     try:
@@ -188,7 +188,8 @@ def _torch_error() -> str:
     except Exception as error:
         text = " ".join(str(error).split())
         # What follows is advice for those who build torch
-        return re.split(r"(?<=[.)]) (?:Please|Either|Alternatively|Did you)", text)[0][:300] or type(error).__name__
+        said = re.split(r"(?<=[.)]) (?:Please|Either|Alternatively|Did you)", text)[0][:300]
+        return said.rstrip(".") or type(error).__name__
     return ""
 
 

@@ -60,6 +60,7 @@ def test_auto_that_passes_a_gpu_over_says_so_in_the_run(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     fake_cards.install(monkeypatch)
+    monkeypatch.setattr(torch.version, "cuda", None)
     said: list[Any] = []
     run = train(tiny(**FEW), data=phantoms, run=tmp_path / "run", device="auto", observers=[_Listener(said)]).run
     assert any("training runs on the CPU (mend: pip install" in getattr(one, "text", "") for one in said)

@@ -137,9 +137,16 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, cuda: str | None, 
 def test_auto_that_passes_a_gpu_over_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch)
+    monkeypatch.setattr(torch.version, "cuda", None)
     told = passed_over("auto", survey("auto"))
     assert told is not None
     assert "2 × Fake H100; training runs on the CPU (mend: pip install" in told
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    told = passed_over("auto", survey("auto"))
+    assert told is not None
+    assert "there is 2 × Fake H100, but CUDA does not start: " in told
+    assert ".;" not in told
+    assert told.endswith("; training runs on the CPU (mend: nvidia-smi; restart the pod)")
     assert passed_over("cpu", survey("cpu")) is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert passed_over("auto", survey("auto")) is None
