@@ -70,7 +70,7 @@ class NiftiFile:
         with np.errstate(over="ignore", invalid="ignore"):
             if not self.scaled:
                 return part.astype(np.float32, copy=False)
-            working = part.astype(np.float32 if part.dtype.itemsize <= 2 else np.float64)
+            working: np.ndarray = part.astype(np.float32 if part.dtype.itemsize <= 2 else np.float64)
             working *= self.slope
             working += self.intercept
             return working.astype(np.float32, copy=False)
