@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import IO, Any
 
@@ -153,11 +154,28 @@ def reclaim(study: Study, own: str, asked: Asked) -> list[str]:
     trials = asked(lambda: study.optuna.get_trials(deepcopy=False, states=(running,)))
     for trial in trials:
         name = trial.user_attrs.get("process")
-        if name is None or name == own or not is_dead(study.folder, name):
+        if name == own or not (
+            _taken_by_a_dead_one(study, trial, own) if name is None else is_dead(study.folder, name)
+        ):
             continue
-        if (text := give_up(study, trial, f"its process {name} died", own, asked)) is not None:
+        reason = "its process died before it began" if name is None else f"its process {name} died"
+        if (text := give_up(study, trial, reason, own, asked)) is not None:
             told.append(text)
     return told + _finish_setting_aside(study, asked)
+
+
+def _taken_by_a_dead_one(study: Study, trial: Any, own: str) -> bool:
+    """Whether what took a trial ended before it wrote its name there, which takes as long as the sampler draws.
+
+    In the study's own folder that is so where no other process is; elsewhere after a while.
+    """
+    path = study.place.path
+    if path is not None and path.parent == study.folder.path.absolute():
+        others = [lock.stem for lock in study.folder.processes.glob("*.lock") if lock.stem != own]
+        if all(is_dead(study.folder, name) for name in others):
+            return True
+    began = trial.datetime_start
+    return began is not None and (datetime.now() - began).total_seconds() > _QUIET_SECONDS
 
 
 def _finish_setting_aside(study: Study, asked: Asked) -> list[str]:
@@ -208,4 +226,5 @@ def give_up(study: Study, trial: Any, reason: str, own: str, asked: Asked) -> st
     if not goes_on:
         return f"trial {trial.number}: {reason}; it is not tried again after {deaths_of(trial) + 1} deaths"
     asked(lambda: go_on_with(study.optuna, trial))
-    return f"trial {trial.number}: {reason}; it goes on from its newest checkpoint"
+    how = "it goes on from its newest checkpoint" if "run" in trial.user_attrs else "it is tried again"
+    return f"trial {trial.number}: {reason}; {how}"

@@ -224,8 +224,15 @@ class Search:
             if self.stop.asked or self._left() <= 0:
                 return None
             trial = self.asked(self.study.optuna.ask)
-            self.asked(lambda: trial.set_user_attr("process", self.presence.name))
-            self.asked(lambda: trial.set_user_attr("process_began", round(self.began, 3)))
+            try:
+                if self.study.place.kind != JOURNAL:
+                    # Without any a machine that is gone a moment later would never be missed
+                    self.asked(lambda: self.study.optuna._storage.record_heartbeat(trial._trial_id))
+                self.asked(lambda: trial.set_user_attr("process", self.presence.name))
+                self.asked(lambda: trial.set_user_attr("process_began", round(self.began, 3)))
+            except require_optuna().exceptions.UpdateFinishedTrialError:
+                # Drawing its values took so long that another machine took this process for dead
+                return None
             if self._is_surplus(trial.number):
                 self.asked(lambda: trial.set_user_attr("surplus", True))
                 self.asked(lambda: self.study.optuna.tell(trial, state=require_optuna().trial.TrialState.FAIL))
