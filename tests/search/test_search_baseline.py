@@ -13,12 +13,12 @@ from search_parts import MadePool, ended, epoch, made_search, recipe_with, state
 
 from fasttrain.cli.search_text import rows_of
 from fasttrain.recipe import ResolvedRecipe, resolve
-from fasttrain.studies.search.baseline import BASELINE, is_second_baseline, own_values
+from fasttrain.studies.search.baseline import own_values
 from fasttrain.studies.search.beginning import with_space
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.processes import go_on_with
 from fasttrain.studies.search.standing import standing_of
-from fasttrain.studies.search.study import open_kept
+from fasttrain.studies.search.study import BASELINE, counted_trials, open_kept
 from fasttrain.studies.search.study_folder import StudyFolder
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -90,13 +90,37 @@ def test_one_that_was_queued_twice_runs_once(tmp_path: Path) -> None:
     assert (found["trials"], found["failures"]) == (4, {})
 
 
+def test_of_two_that_were_queued_one_counts_though_no_more_trials_are_wanted(tmp_path: Path) -> None:
+    search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]), trials=1)
+    params = {"optimizer.learning_rate": search.wanted.base.recipe.optimizer.learning_rate}
+    search.study.optuna.enqueue_trial(params, user_attrs={BASELINE: True})
+    search.run()
+    assert standing_of(open_kept(StudyFolder(tmp_path / "s")))["trials"] == 1
+    more, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]), trials=2)
+    more.run()
+    assert states(more) == ["COMPLETE", "FAIL", "COMPLETE"]
+
+
+def test_of_two_that_were_queued_the_one_that_has_run_goes_on(tmp_path: Path) -> None:
+    search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]))
+    study = search.study.optuna
+    params = {"optimizer.learning_rate": search.wanted.base.recipe.optimizer.learning_rate}
+    study.enqueue_trial(params, user_attrs={BASELINE: True})
+    trial = study.ask()
+    study.tell(trial.number, state=require_optuna().trial.TrialState.FAIL)
+    go_on_with(study, study.get_trials()[0])
+    search.run()
+    assert states(search) == ["FAIL", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE", "COMPLETE"]
+    assert standing_of(open_kept(StudyFolder(tmp_path / "s")))["baseline"]["trial"] == 2
+
+
 def test_one_that_died_stays_the_baseline_as_it_goes_on(tmp_path: Path) -> None:
     search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]))
     study = search.study.optuna
     trial = study.ask()
     study.tell(trial.number, state=require_optuna().trial.TrialState.FAIL)
     go_on_with(study, study.get_trials()[0])
-    assert not is_second_baseline(study.get_trials(), 1)
+    assert [trial.number for trial in counted_trials(study.get_trials())] == [1]
     search.run()
     assert standing_of(open_kept(StudyFolder(tmp_path / "s")))["baseline"]["trial"] == 1
 

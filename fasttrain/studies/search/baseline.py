@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fasttrain.errors import RecipeError
@@ -11,13 +11,11 @@ from fasttrain.recipe.search_spec import Choice, FloatRange, IntRange
 from fasttrain.recipe.searched import Entry, active, in_order, value_at
 from fasttrain.studies.search.choosing import label_of
 from fasttrain.studies.search.storage import patiently
-from fasttrain.studies.search.study import Study, counted_trials
+from fasttrain.studies.search.study import BASELINE, Study
 from fasttrain.studies.search.taking import taking
 from fasttrain.studies.search.told import Told
 from fasttrain.studies.search.trial_recipe import trial_recipe
 
-BASELINE = "baseline"
-"""Of a trial's attributes: it has the recipe's own values."""
 _STEP_SLACK = 1e-8
 """Of a step, by which a value may lie beside it; as in Optuna's distributions."""
 
@@ -40,12 +38,6 @@ def queue_baseline(study: Study, base: ResolvedRecipe, tell: Callable[[Told], No
             return
         params = {path: label_of(value) for path, value in values.items()}
         patiently(study.place, lambda: study.optuna.enqueue_trial(params, user_attrs={BASELINE: True}))
-
-
-def is_second_baseline(trials: Sequence[Any], number: int) -> bool:
-    """Whether a trial has the recipe's own values as one before it has: machines that began a study at once each queued one."""
-    own = sorted(trial.number for trial in counted_trials(trials) if trial.user_attrs.get(BASELINE))
-    return number in own[1:]
 
 
 def own_values(base: ResolvedRecipe, space: Mapping[str, Entry]) -> tuple[dict[str, Any], list[str]]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fasttrain.engine.planning.batch_policy import stepped_down
 from fasttrain.errors import EXIT_DATA, EXIT_STORAGE, DataError, FasttrainError, RecipeError, StorageError
 from fasttrain.recipe import ResolvedRecipe
-from fasttrain.studies.search.baseline import BASELINE
 from fasttrain.studies.search.choosing import suggested
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.pool import Worker
 from fasttrain.studies.search.processes import give_up, set_aside
+from fasttrain.studies.search.study import BASELINE
 from fasttrain.studies.search.told import PRUNED, Told
 from fasttrain.studies.search.trial_recipe import trial_recipe
 

@@ -17,10 +17,9 @@ from functools import partial
 from typing import IO, Any
 
 from fasttrain.errors import StorageError
-from fasttrain.studies.search.baseline import BASELINE
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.storage import SERVER
-from fasttrain.studies.search.study import Study, superseded
+from fasttrain.studies.search.study import BASELINE, Study, superseded
 from fasttrain.studies.search.study_folder import StudyFolder
 from fasttrain.studies.search.taking import alone
 

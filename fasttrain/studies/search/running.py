@@ -12,7 +12,6 @@ from typing import Any
 from fasttrain.engine.stop import StopRequest
 from fasttrain.errors import EXIT_BUG, EXIT_DONE, MachineError
 from fasttrain.recipe import Recipe, ResolvedRecipe
-from fasttrain.studies.search.baseline import is_second_baseline
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.one_trial import OneTrial
 from fasttrain.studies.search.pool import Pool, Worker
@@ -243,9 +242,8 @@ class Search:
     def _is_surplus(self, number: int) -> bool:
         """Of processes that ask at the same moment one may be too many: the last ones give up."""
         trials = self.asked(lambda: self.study.optuna.get_trials(deepcopy=False))
-        if is_second_baseline(trials, number):
-            return True
-        return sorted(trial.number for trial in counted_trials(trials)).index(number) >= self.wanted.trials
+        counted = sorted(trial.number for trial in counted_trials(trials))
+        return number not in counted[: self.wanted.trials]
 
     def _carry_out(self, slot: int, trial: Any, worker: Worker | None) -> Worker | None:
         """The worker, where it is fit for another trial."""

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fasttrain.studies.search.baseline import BASELINE
 from fasttrain.studies.search.choosing import rounded
 from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.processes import is_dead
 from fasttrain.studies.search.storage import patiently
-from fasttrain.studies.search.study import BOUND, Kept, counted_trials, superseded
+from fasttrain.studies.search.study import BASELINE, BOUND, Kept, counted_trials, superseded
 
 _STATES = ("complete", "pruned", "failed", "running", "waiting")
 

@@ -22,6 +22,8 @@ FORMAT = 1
 _KEYS = {"format": int, "name": str, "storage": str, "kind": str}
 BOUND = "fasttrain_recipe"
 """Of the study's attributes: what no trial changes."""
+BASELINE = "baseline"
+"""Of a trial's attributes: it has the recipe's own values."""
 _FREE = ("output", "search.trials", "search.sampler", "search.pruner", "search.retries", "search.baseline")
 
 
@@ -226,6 +228,17 @@ def superseded(trials: Sequence[Any]) -> set[int]:
 
 
 def counted_trials(trials: Sequence[Any]) -> list[Any]:
-    """Those that count: not what died and goes on as another, nor what was one too many."""
+    """Those that count: not what died and goes on as another, nor what was one too many.
+
+    Machines that began a study at once each queued the recipe's own values: the trial that was queued first has them.
+    """
     gone = superseded(trials)
-    return [trial for trial in trials if trial.number not in gone and not trial.user_attrs.get("surplus")]
+    found = [trial for trial in trials if trial.number not in gone and not trial.user_attrs.get("surplus")]
+    own = sorted((trial for trial in found if trial.user_attrs.get(BASELINE)), key=_queued_as)
+    second = {trial.number for trial in own[1:]}
+    return [trial for trial in found if trial.number not in second]
+
+
+def _queued_as(trial: Any) -> int:
+    """A trial's first number, which it had before it died."""
+    return min([trial.number, *trial.system_attrs.get("retry_history", ())])
