@@ -1,4 +1,4 @@
-"""A process that dies while it takes a trial, before it wrote its name there: the trial is not left running for ever."""
+"""A process that dies as it begins a study, or takes a trial and has not written its name there: nothing is left half done."""
 
 import signal
 import subprocess
@@ -26,6 +26,34 @@ search, _ = made_search(Path(sys.argv[1]), MadePool(lambda task: [ended()]), sto
 search.study.optuna.ask()
 os.kill(os.getpid(), signal.SIGKILL)
 """
+_BEGINS = """
+import os, signal, sys
+from pathlib import Path
+import optuna
+sys.path.insert(0, sys.argv[2])
+from search_parts import MadePool, made_search, recipe_with
+left, note = int(sys.argv[3]), optuna.Study.set_user_attr
+def noted(*values):
+    global left
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    note(*values)
+optuna.Study.set_user_attr = noted
+made_search(Path(sys.argv[1]), MadePool(lambda task: []), recipe_with(objectives=["score", "seconds"]))
+"""
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_a_study_that_was_begun_in_part_is_begun_whole(left: int, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _BEGINS, str(tmp_path / "s"), str(Path(__file__).parent), str(left)]
+    assert subprocess.run(words, timeout=60).returncode == -signal.SIGKILL
+    resolved = recipe_with(objectives=["score", "seconds"])
+    search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]), resolved, trials=2)
+    search.run()
+    found = standing_of(open_kept(StudyFolder(tmp_path / "s")))
+    assert found["baseline"]["values"] == {"score": 0.5, "seconds": 2.0}
+    assert found["metric"] is not None
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])

@@ -110,9 +110,10 @@ def open_new(
     bound = bound_to(base.recipe, space)
     attributes = patiently(place, lambda: found.user_attrs)
     if BOUND not in attributes:
-        patiently(place, lambda: found.set_user_attr(BOUND, bound))
         patiently(place, lambda: found.set_user_attr("fasttrain_metric", base.recipe.task_facts.metric_text))
         patiently(place, lambda: found.set_user_attr("fasttrain_objectives", list(spec.objectives)))
+        # The last of them: a kill before it leaves nothing out
+        patiently(place, lambda: found.set_user_attr(BOUND, bound))
     _check_bound(patiently(place, lambda: found.user_attrs)[BOUND], bound, name, folder)
     record = {"format": FORMAT, "name": name, "kind": place.kind, "storage": _kept(place, folder)}
     write_json(folder.record, {**record, "recipe": base.recipe.name, "trials": spec.trials, "source": base.source})
