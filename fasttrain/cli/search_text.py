@@ -97,7 +97,7 @@ def _baseline(found: dict[str, Any]) -> str:
             f"trial {own['trial']} with the recipe's own values is {own['state']}" if own["state"] != "complete" else ""
         )
     if any(one["trial"] == own["trial"] for one in found["best"]):
-        return "none did better than the recipe's own values"
+        return f"none did better than the recipe's own values{' in all objectives' * (len(own['values']) > 1)}"
     return f"{_values(own, found['metric'])} by trial {own['trial']} with the recipe's own values"
 
 

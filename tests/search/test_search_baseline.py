@@ -78,6 +78,16 @@ def test_where_a_value_lies_outside_it_says_so_and_queues_none(tmp_path: Path) -
     assert told == ["no trial has the recipe's own values: optimizer.learning_rate lies outside of search.space there"]
 
 
+def test_where_several_values_lie_outside_it_names_all(tmp_path: Path) -> None:
+    space = {
+        "optimizer.learning_rate": {"kind": "float", "low": 1e-5, "high": 1e-4},
+        "patch.foreground": {"kind": "float", "low": 0.1, "high": 0.2},
+    }
+    _, told = made_search(tmp_path / "s", MadePool(lambda task: [ended()]), recipe_with(space=space))
+    names = "optimizer.learning_rate, patch.foreground"
+    assert told == [f"no trial has the recipe's own values: {names} lie outside of search.space there"]
+
+
 def test_one_that_was_queued_twice_runs_once(tmp_path: Path) -> None:
     pool = MadePool(lambda task: [ended()])
     search, _ = made_search(tmp_path / "s", pool)
@@ -160,6 +170,17 @@ def test_the_status_tells_whether_the_search_gained_anything(
     found = standing_of(open_kept(StudyFolder(tmp_path / "s")))
     assert found["baseline"] == {"trial": 0, "state": "complete", "values": {"score": scores[0]}}
     assert dict(rows_of(found))["baseline"] == told
+
+
+def test_of_several_objectives_none_is_said_to_do_better_in_all_of_them(tmp_path: Path) -> None:
+    pool = by_scores(0.5, 0.7)
+    search, _ = made_search(tmp_path / "s", pool, recipe_with(objectives=["score", "seconds"]), trials=2)
+    search.study.optuna.add_trial(
+        require_optuna().create_trial(values=[0.9, 3.0], user_attrs={"run": "trial-0001"}),
+    )
+    search.run()
+    found = standing_of(open_kept(StudyFolder(tmp_path / "s")))
+    assert dict(rows_of(found))["baseline"] == "none did better than the recipe's own values in all objectives"
 
 
 def test_the_status_of_a_study_without_one_says_nothing(tmp_path: Path) -> None:

@@ -56,6 +56,23 @@ def test_a_search_that_has_said_nothing_for_long_says_where_its_trials_are(
     assert "trial 2: getting ready" in told
 
 
+def test_a_trial_that_trains_is_not_told_as_getting_ready(tmp_path: Path) -> None:
+    stood = []
+
+    def script(task):
+        stood.append(search.stands[0])
+        yield {"ready": 1.0}
+        give_up = time.monotonic() + 60
+        while search.stands[0] != "training" and time.monotonic() < give_up:
+            time.sleep(0.02)
+        stood.append(search.stands[0])
+        yield ended()
+
+    search, _ = made_search(tmp_path / "s", MadePool(script), trials=1)
+    search.run()
+    assert stood == ["getting ready", "training"]
+
+
 def test_a_hopeless_trial_is_pruned_and_told(tmp_path: Path) -> None:
     scores = iter([0.9, 0.8, 0.85, 0.9, 0.9, 0.1])
     pruned = {"status": "stopped", "stopped_by": "pruned", "epochs": 2}

@@ -33,8 +33,10 @@ def queue_baseline(study: Study, base: ResolvedRecipe, tell: Callable[[Told], No
             return
         values, outside = own_values(base, study.space)
         if outside:
-            text = f"no trial has the recipe's own values: {', '.join(outside)} lies outside of search.space there"
-            tell(Told(text))
+            lies = "lies" if len(outside) == 1 else "lie"
+            tell(
+                Told(f"no trial has the recipe's own values: {', '.join(outside)} {lies} outside of search.space there")
+            )
             return
         params = {path: label_of(value) for path, value in values.items()}
         patiently(study.place, lambda: study.optuna.enqueue_trial(params, user_attrs={BASELINE: True}))

@@ -84,7 +84,7 @@ class OneTrial:
         shown = ", ".join(
             f"{name}={_short(value)}" for name, value in zip(short_names(list(values)), values.values(), strict=True)
         )
-        self.search.stands[self.trial.number] = "getting ready"
+        self._stands("getting ready")
         self._is_baseline = bool(known.get(BASELINE))
         own = " (the recipe's own values)" if self._is_baseline else ""
         goes_on = " (goes on)" if self._frozen().system_attrs.get("retry_history") else ""
@@ -146,7 +146,8 @@ class OneTrial:
 
     def _hear(self, word: dict[str, Any], worker: Worker) -> None:
         if "ready" in word:
-            self.search.turns.ready(self.slot, lambda: worker.lines.send({"go": True}))
+            self._stands("ready, waits for the device")
+            self.search.turns.ready(self.slot, lambda: self._go(worker))
         elif "released" in word:
             self.search.turns.released(self.slot)
         elif "rate" in word:
@@ -158,12 +159,19 @@ class OneTrial:
             self._trained = True
             self._epoch(word, worker)
 
+    def _go(self, worker: Worker) -> None:
+        self._stands("training")
+        worker.lines.send({"go": True})
+
+    def _stands(self, text: str) -> None:
+        self.search.stands[self.trial.number] = text
+
     def _epoch(self, word: dict[str, Any], worker: Worker) -> None:
         score = word["score"]
         if score is not None and self.study.better(score, self._score):
             self._score = score
         best = "" if self._score is None else f", {self.study.metric} {self._score:.4f} so far"
-        self.search.stands[self.trial.number] = f"epoch {word['epoch']}/{word['epochs']}{best}"
+        self._stands(f"epoch {word['epoch']}/{word['epochs']}{best}")
         if score is None:
             return
         self.search.learnt_memory(word["gib"])
