@@ -96,6 +96,8 @@ def _baseline(found: dict[str, Any]) -> str:
         return (
             f"trial {own['trial']} with the recipe's own values is {own['state']}" if own["state"] != "complete" else ""
         )
+    if found["states"]["complete"]["count"] + found["states"]["pruned"]["count"] == 1:
+        return f"trial {own['trial']} has the recipe's own values, and is the only one that has ended"
     if any(one["trial"] == own["trial"] for one in found["best"]):
         return f"none did better than the recipe's own values{' in all objectives' * (len(own['values']) > 1)}"
     return f"{_values(own, found['metric'])} by trial {own['trial']} with the recipe's own values"

@@ -64,6 +64,38 @@ def test_it_is_queued_once_however_often_the_search_begins(tmp_path: Path) -> No
         assert states(search) == ["WAITING"]
 
 
+@pytest.mark.parametrize("storage", ["sqlite", "journal"])
+def test_one_that_waits_with_values_that_were_changed_since_is_taken_back(tmp_path: Path, storage: str) -> None:
+    made_search(tmp_path / "s", MadePool(lambda task: [ended()]), storage=storage)
+    changed = resolve(
+        "demo",
+        {"search": recipe_with().recipe.search.model_dump(), "training.epochs": 6, "optimizer.learning_rate": 0.002},
+    )
+    search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]), changed, storage=storage)
+    assert states(search) == ["FAIL", "WAITING"]
+    off = recipe_with(baseline=False)
+    search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]), off, storage=storage, trials=2)
+    assert states(search) == ["FAIL", "FAIL"]
+    search.run()
+    trials = search.study.optuna.get_trials(deepcopy=False)
+    assert [trial.state.name for trial in trials] == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
+    found = standing_of(open_kept(StudyFolder(tmp_path / "s")))
+    assert (found["trials"], found["failures"], found["baseline"]) == (2, {}, None)
+
+
+def test_one_that_has_begun_is_not_taken_back(tmp_path: Path) -> None:
+    search, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]), storage="sqlite")
+    study = search.study.optuna
+    trial = study.ask()
+    trial.set_user_attr("run", "trial-0000")
+    study.tell(trial.number, state=require_optuna().trial.TrialState.FAIL)
+    go_on_with(study, study.get_trials()[0])
+    search, _ = made_search(
+        tmp_path / "s", MadePool(lambda task: [ended()]), recipe_with(baseline=False), storage="sqlite"
+    )
+    assert states(search) == ["FAIL", "WAITING"]
+
+
 def test_a_study_that_has_trials_gets_none(tmp_path: Path) -> None:
     without, _ = made_search(tmp_path / "s", MadePool(lambda task: [ended()]), recipe_with(baseline=False), trials=1)
     without.run()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from fasttrain.errors import RecipeError
@@ -10,8 +12,9 @@ from fasttrain.recipe import ResolvedRecipe
 from fasttrain.recipe.search_spec import Choice, FloatRange, IntRange
 from fasttrain.recipe.searched import Entry, active, in_order, value_at
 from fasttrain.studies.search.choosing import label_of
+from fasttrain.studies.search.extra import require_optuna
 from fasttrain.studies.search.storage import patiently
-from fasttrain.studies.search.study import BASELINE, Study
+from fasttrain.studies.search.study import BASELINE, SURPLUS, Study
 from fasttrain.studies.search.taking import taking
 from fasttrain.studies.search.told import Told
 from fasttrain.studies.search.trial_recipe import trial_recipe
@@ -23,23 +26,39 @@ _STEP_SLACK = 1e-8
 def queue_baseline(study: Study, base: ResolvedRecipe, tell: Callable[[Told], None]) -> None:
     """Queues the recipe's own values as the first trial of a study that has none, unless `search.baseline` is off.
 
-    A grid has its own trials. Where a value lies outside of its range no trial is queued, and `tell` is told. Raises
-    StorageError.
+    A grid has its own trials. Where a value lies outside of its range no trial is queued, and `tell` is told. What a search that
+    ended before its first trial had queued, of a recipe that was changed since, is taken back. Raises StorageError.
     """
-    if not study.spec.baseline or study.spec.sampler.kind == "grid":
-        return
+    wanted = study.spec.baseline and study.spec.sampler.kind != "grid"
+    values, outside = own_values(base, study.space) if wanted else ({}, [])
+    params = {path: label_of(value) for path, value in values.items()} if wanted and not outside else None
     with taking(study.place):
-        if patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False)):
+        trials = patiently(study.place, lambda: study.optuna.get_trials(deepcopy=False))
+        other = [trial for trial in trials if _waits(trial) and trial.system_attrs.get("fixed_params") != params]
+        for trial in other:
+            patiently(study.place, partial(_take_back, study, trial))
+        if len(trials) > len(other):
             return
-        values, outside = own_values(base, study.space)
-        if outside:
+        if params is not None:
+            patiently(study.place, lambda: study.optuna.enqueue_trial(params, user_attrs={BASELINE: True}))
+        elif outside:
             lies = "lies" if len(outside) == 1 else "lie"
-            tell(
-                Told(f"no trial has the recipe's own values: {', '.join(outside)} {lies} outside of search.space there")
-            )
-            return
-        params = {path: label_of(value) for path, value in values.items()}
-        patiently(study.place, lambda: study.optuna.enqueue_trial(params, user_attrs={BASELINE: True}))
+            text = f"no trial has the recipe's own values: {', '.join(outside)} {lies} outside of search.space there"
+            tell(Told(text))
+
+
+def _waits(trial: Any) -> bool:
+    """Whether a trial of the recipe's own values was queued, and has never run."""
+    waiting = trial.state == require_optuna().trial.TrialState.WAITING
+    return waiting and bool(trial.user_attrs.get(BASELINE)) and "run" not in trial.user_attrs
+
+
+def _take_back(study: Study, trial: Any) -> None:
+    optuna, storage = require_optuna(), study.optuna._storage
+    # Another machine may have begun it, or taken it back, meanwhile
+    with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+        storage.set_trial_user_attr(trial._trial_id, SURPLUS, True)
+        storage.set_trial_state_values(trial._trial_id, state=optuna.trial.TrialState.FAIL)
 
 
 def own_values(base: ResolvedRecipe, space: Mapping[str, Entry]) -> tuple[dict[str, Any], list[str]]:

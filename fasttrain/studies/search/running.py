@@ -17,7 +17,7 @@ from fasttrain.studies.search.one_trial import OneTrial
 from fasttrain.studies.search.pool import Pool, Worker
 from fasttrain.studies.search.processes import Presence, reclaim
 from fasttrain.studies.search.storage import HEARTBEAT_SECONDS, JOURNAL, patiently
-from fasttrain.studies.search.study import Study, counted_trials
+from fasttrain.studies.search.study import SURPLUS, Study, counted_trials
 from fasttrain.studies.search.taking import taking
 from fasttrain.studies.search.told import Told
 from fasttrain.studies.search.turns import Turns, fits_beside
@@ -233,7 +233,7 @@ class Search:
                 # Drawing its values took so long that another machine took this process for dead
                 return None
             if self._is_surplus(trial.number):
-                self.asked(lambda: trial.set_user_attr("surplus", True))
+                self.asked(lambda: trial.set_user_attr(SURPLUS, True))
                 self.asked(lambda: self.study.optuna.tell(trial, state=require_optuna().trial.TrialState.FAIL))
                 return None
             self._at_work[trial.number] = trial

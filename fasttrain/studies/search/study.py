@@ -24,6 +24,8 @@ BOUND = "fasttrain_recipe"
 """Of the study's attributes: what no trial changes."""
 BASELINE = "baseline"
 """Of a trial's attributes: it has the recipe's own values."""
+SURPLUS = "surplus"
+"""Of a trial's attributes: it was one too many."""
 _FREE = ("output", "search.trials", "search.sampler", "search.pruner", "search.retries", "search.baseline")
 
 
@@ -234,7 +236,7 @@ def counted_trials(trials: Sequence[Any]) -> list[Any]:
     Machines that began a study at once each queued the recipe's own values: the trial that was queued first has them.
     """
     gone = superseded(trials)
-    found = [trial for trial in trials if trial.number not in gone and not trial.user_attrs.get("surplus")]
+    found = [trial for trial in trials if trial.number not in gone and not trial.user_attrs.get(SURPLUS)]
     own = sorted((trial for trial in found if trial.user_attrs.get(BASELINE)), key=_queued_as)
     second = {trial.number for trial in own[1:]}
     return [trial for trial in found if trial.number not in second]
