@@ -75,11 +75,12 @@ class Place:
 
 
 def check(found: dict, trials: int) -> None:
-    """As many counted trials as asked for, and none left running or waiting."""
+    """As many counted trials as asked for, one with the recipe's own values, and none left running or waiting."""
     counts = {state: one["count"] for state, one in found["states"].items()}
     print(f"  counted {found['trials']}, states {counts}, gone on with {found['gone_on_with']}")
     print(f"  pruning rate {found['pruning_rate']}, after epochs {found['pruned_after_epochs']}")
     assert found["trials"] == trials, found["trials"]
+    assert found["baseline"]["state"] == "complete", found["baseline"]
     assert counts["running"] == counts["waiting"] == 0, counts
 
 

@@ -63,7 +63,16 @@ class StudyFolder:
             raise StorageError(f"{self.path} cannot be made: {error.strerror}; choose another with --folder") from error
 
     def _foreign(self) -> list[Path]:
-        ours = ("processes", "study.db", "study.db-journal", "journal.log", "journal.log.lock", "logs", BASE)
+        ours = (
+            "processes",
+            "study.db",
+            "study.db-journal",
+            "study.db.taking",
+            "journal.log",
+            "journal.log.lock",
+            "logs",
+            BASE,
+        )
         return [path for path in self.path.iterdir() if path.name not in ours and not path.name.startswith(".")]
 
 
