@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterable
 
@@ -131,6 +132,11 @@ def wants_memory(error: BaseException) -> bool:
         # The interpreter's own word for a call that failed without saying why, as allocations do
         return "without exception set" in str(error) or "returned NULL without setting" in str(error)
     return any(text in str(error).lower() for text in _NO_MEMORY_TEXTS)
+
+
+def tells_of_open_files(text: str) -> bool:
+    """Whether a sentence about a file only says that too many are open, in this process or on this machine."""
+    return any(os.strerror(number) in text for number in (errno.EMFILE, errno.ENFILE))
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -12,6 +12,7 @@ import os
 import sys
 
 from fasttrain.cli.interruption import Unwound, end_on_signals, end_with, raise_on_ctrl_c
+from fasttrain.cli.lacking import as_open_files, lacks_open_files, told_of_import, told_of_memory, told_of_open_files
 from fasttrain.errors import (
     DISK_ERRORS,
     EXIT_BUG,
@@ -144,7 +145,7 @@ def _guarded(arguments: list[str], debug: bool) -> int:
             ON_FINISH.leave_out()
         if debug:
             _print_traceback()
-        error = _as_open_files(error)
+        error = as_open_files(error)
         for fault in error.faults:
             _tell(fault)
         if "--json" in arguments:
@@ -188,12 +189,19 @@ def _other(error: Exception, debug: bool, arguments: list[str]) -> int:
     if wants_memory(error):
         if debug:
             _print_traceback()
-        _tell(_told_of_memory())
+        _tell(told_of_memory())
         return EXIT_OUT_OF_MEMORY
+    if lacks_open_files(error):
+        if debug:
+            _print_traceback()
+        _tell(told_of_open_files())
+        return EXIT_MACHINE
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] != "fasttrain":
         if debug:
             _print_traceback()
-        return _tell_of_import(error)
+        text, code = told_of_import(error)
+        _tell(text)
+        return code
     if isinstance(error, OSError) and error.errno in _PATH_ERRORS and not debug:
         what = os.fsdecode(error.filename) if error.filename is not None else "the working folder"
         _tell(f"{what}: {(error.strerror or str(error)).lower()}; name another place, or mend this one")
@@ -204,41 +212,6 @@ def _other(error: Exception, debug: bool, arguments: list[str]) -> int:
         _print_traceback()
     _tell(f"a bug of fasttrain's own: {type(error).__name__}: {error}; run it again with --debug for the traceback")
     return EXIT_BUG
-
-
-def _told_of_memory() -> str:
-    on_finish = sys.modules.get("fasttrain.cli.on_finish")
-    run = on_finish.ON_FINISH.run_folder if on_finish is not None else ""
-    cure = "give it more, or end other programs"
-    if run:
-        return f"this machine ran out of memory; what the run has trained and saved lies in {run}; {cure}"
-    return f"this machine has too little memory for fasttrain to begin; {cure}"
-
-
-def _tell_of_import(error: ImportError) -> int:
-    """A package that is there and cannot be loaded: where a limit binds the memory (`ulimit -v`), that is what it lacks."""
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    what = f"{error.name or 'a package that fasttrain needs'} could not be loaded: {error}"
-    if limit != resource.RLIM_INFINITY:
-        _tell(f"{what}; its memory is limited to {limit / 2**30:.2g} GiB (`ulimit -v`): raise that")
-        return EXIT_OUT_OF_MEMORY
-    _tell(f"{what}; install it anew (pip install --force-reinstall), or `fasttrain doctor` may say more")
-    return EXIT_MACHINE
-
-
-def _as_open_files(error: FasttrainError) -> FasttrainError:
-    """Files that could not be read since too many were open are no fault of the files."""
-    told = os.strerror(errno.EMFILE)
-    if not any(told in fault for fault in error.faults):
-        return error
-    from fasttrain.errors import MachineError
-    from fasttrain.machine.open_files import open_file_limit
-
-    return MachineError(
-        f"too many files are open: the limit is {open_file_limit()}; raise it (`ulimit -n 4096`), or lower data.workers"
-    )
 
 
 def _document_failure(error: FasttrainError) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,35 @@ from checking_sets import check, classes, found, make_set, noise, put
 from data_builders import make_recipe, write_decathlon
 
 from fasttrain.data.caches import estimate_bytes
+from fasttrain.data.checking.checking import without_bad_cases
 from fasttrain.data.checking.facts import FileFacts, View, read_facts
 from fasttrain.data.checking.remembered import Remembered, stamp_of
 from fasttrain.data.checking.report import document_of, figures_of
+from fasttrain.data.splits import Split
+from fasttrain.errors import DataError
+
+_CHECKED_WITHOUT_FILES = """
+import resource, sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[3], str(Path(sys.argv[3]).parent)]
+from checking_sets import check
+root, cache = Path(sys.argv[1]), Path(sys.argv[2])
+held = []
+
+def exhausted(done, files):
+    if held:
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+    try:
+        while True:
+            held.append(open("/dev/null"))
+    except OSError:
+        pass
+
+checked = check(root, cache, progress=exhausted)
+held = None
+print(*checked.faults, sep="\\n")
+"""
 
 
 @pytest.fixture
@@ -50,12 +79,41 @@ def test_nothing_is_written_beside_the_data(root: Path, cache: Path) -> None:
     assert {path: stamp_of(path) for path in root.rglob("*")} == before
 
 
-def test_faults_are_remembered_too(root: Path, cache: Path) -> None:
-    (root / "imagesTr/c1.nii.gz").write_bytes(b"")
+def test_faults_of_voxels_are_remembered_too(root: Path, cache: Path) -> None:
+    put(root, "c1", np.full((12, 10, 8), np.nan, np.float32), np.ones((12, 10, 8), np.uint8))
     first = check(root, cache)
     again = check(root, cache)
     assert again.files_read == 0
     assert first.faults == again.faults != ()
+
+
+def test_a_file_that_could_not_be_read_is_read_again_and_others_are_not(root: Path, cache: Path) -> None:
+    (root / "imagesTr/c1.nii.gz").write_bytes(b"")
+    first = check(root, cache)
+    again = check(root, cache)
+    assert again.files_read == 1
+    assert first.faults == again.faults != ()
+
+
+def test_too_many_open_files_are_forgotten_when_there_are_fewer(root: Path, cache: Path) -> None:
+    words = [sys.executable, "-c", _CHECKED_WITHOUT_FILES, str(root), str(cache), str(Path(__file__).parent)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert "cannot be read: Too many open files" in done.stdout, done.stderr
+    assert check(root, cache).faults == ()
+
+
+@pytest.mark.parametrize(("why", "skipped"), [("Permission denied", True), ("Too many open files", False)])
+def test_too_many_open_files_make_no_case_bad(why: str, skipped: bool, root: Path, cache: Path) -> None:
+    checked = check(root, cache, bad_cases="skip")
+    cases = [one.case for one in checked.cases]
+    split = Split(tuple(cases[:2]), tuple(cases[2:]))
+    first = replace(checked.cases[0], faults=(f"{cases[0].images[0]} cannot be read: {why}",))
+    checked = replace(checked, cases=(first, *checked.cases[1:]))
+    if skipped:
+        assert without_bad_cases(checked, split).train == (cases[1],)
+    else:
+        with pytest.raises(DataError, match=why):
+            without_bad_cases(checked, split)
 
 
 def test_full_reads_all_again(root: Path, cache: Path) -> None:

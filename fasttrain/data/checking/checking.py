@@ -19,7 +19,7 @@ from fasttrain.data.checking.sizes import faults_of_size
 from fasttrain.data.checking.stray import StrayValue, stray_values
 from fasttrain.data.sources.found import listed
 from fasttrain.data.splits import Split
-from fasttrain.errors import DataError
+from fasttrain.errors import DataError, tells_of_open_files
 from fasttrain.samples import Case
 from fasttrain.wording import counted
 
@@ -142,13 +142,15 @@ def _with(findings: list[CaseFindings], faults: Mapping[str, str]) -> list[CaseF
 def without_bad_cases(checked: Checked, split: Split) -> Split:
     """The split less the faulty cases, where the recipe says `bad_cases: skip`.
 
-    Raises DataError with every fault where it says `refuse`, where the set as a whole is faulty, and where no case is left to
-    train or to validate.
+    Raises DataError with every fault where it says `refuse`, where the set as a whole is faulty, where too many files were open,
+    and where no case is left to train or to validate.
     """
     if not checked.faults:
         return split
     bad = checked.bad
-    if checked.terms.data.bad_cases == "refuse" or checked.set_faults:
+    # Too many open files make no case faulty, which another run would train on
+    whole = any(map(tells_of_open_files, checked.faults))
+    if checked.terms.data.bad_cases == "refuse" or checked.set_faults or whole:
         raise DataError(checked.faults)
     left = split.without(bad)
     gone = [name for name in ("training", "validation") if not left.parts[name]]

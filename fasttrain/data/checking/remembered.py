@@ -51,8 +51,11 @@ class Remembered:
         return None if facts.faults and entry["given"] != str(path) else facts
 
     def note(self, path: Path, view: View, stamp: list[int] | None, facts: FileFacts) -> None:
-        """Keeps facts; `stamp` is that of the file before it was read, and a file that changed meanwhile is not kept."""
-        if stamp is None or stamp != stamp_of(path, view.drawn):
+        """Keeps facts; `stamp` is that of the file before it was read, and a file that changed meanwhile is not kept.
+
+        Nor is one that could not be decoded: a disk that failed, or too many open files, may be mended without a change of it.
+        """
+        if not facts.decoded or stamp is None or stamp != stamp_of(path, view.drawn):
             return
         entry = self._files.get(_name(path))
         if entry is None or entry["stamp"] != stamp:
