@@ -27,6 +27,10 @@ while len(list(folder.glob("here-*"))) < 2:
     time.sleep(0.001)
 while (trial := search._next()) is not None:
     print(trial.number)
+# Whose process is gone before its trials have ended is taken for dead
+(folder / f"left-{sys.argv[3]}").touch()
+while len(list(folder.glob("left-*"))) < 2:
+    time.sleep(0.01)
 """
 
 
