@@ -40,7 +40,8 @@ def best_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Of `search best`."""
     rows = []
     for one in document["best"]:
-        rows.append(("trial", f"{one['trial']}: {_values(one, document['metric'])}"))
+        own = " (the recipe's own values)" if one["baseline"] else ""
+        rows.append(("trial", f"{one['trial']}: {_values(one, document['metric'])}{own}"))
         rows += [(f"  {path}", _shown(value)) for path, value in one["params"].items()]
         rows.append(("  run", one["run"]))
     if document["written"]:

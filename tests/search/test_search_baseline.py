@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from search_parts import MadePool, ended, epoch, made_search, recipe_with, states
 
-from fasttrain.cli.search_text import rows_of
+from fasttrain.cli.search_text import best_rows, rows_of
 from fasttrain.recipe import ResolvedRecipe, resolve
 from fasttrain.studies.search.baseline import own_values
 from fasttrain.studies.search.beginning import with_space
@@ -202,6 +202,8 @@ def test_the_status_tells_whether_the_search_gained_anything(
     found = standing_of(open_kept(StudyFolder(tmp_path / "s")))
     assert found["baseline"] == {"trial": 0, "state": "complete", "values": {"score": scores[0]}}
     assert dict(rows_of(found))["baseline"] == told
+    best = dict(best_rows({"best": found["best"], "metric": "dice", "written": None}))["trial"]
+    assert ("(the recipe's own values)" in best) is (scores[0] > scores[1])
 
 
 def test_of_several_objectives_none_is_said_to_do_better_in_all_of_them(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def best_trials(kept: Kept) -> list[dict[str, Any]]:
             "values": _by_name(kept, trial),
             "params": {path: rounded(value) for path, value in trial.params.items()},
             "run": str(kept.folder.path / str(trial.user_attrs.get("run"))),
+            "baseline": bool(trial.user_attrs.get(BASELINE)),
         }
         for trial in ordered
     ]
