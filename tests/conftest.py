@@ -1,10 +1,11 @@
-"""A recipe so small that a run takes seconds, and one run of it that tests only look at."""
+"""Fixtures of all tests: the tiny recipe, its phantoms, one run of it that tests only look at, and a cache folder apart."""
 
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from tiny_recipe import TINY
 
 from fasttrain import load_recipe, train
 from fasttrain.data.sources.phantom import ensure_phantoms
@@ -13,27 +14,6 @@ from fasttrain.recipe.data_spec import PhantomSource
 
 # Under nohup it is ignored, which every process of the tests would inherit
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-TINY = {
-    "data.source.cases": 6,
-    "data.split.validation": 2,
-    "data.spacing": [5.0, 5.0, 5.0],
-    "data.workers": 0,
-    "patch.size": [16, 16, 16],
-    "augment.flip": {"probability": 0.5},
-    "augment.rotate": {"probability": 0.5},
-    "network": {"kind": "dynunet", "features": [4, 8, 8], "strides": [2, 2], "dropout": 0.1},
-    "training.epochs": 4,
-    "training.iterations_per_epoch": 5,
-    "training.batch_size": 2,
-    "validation.every": 1,
-    "output.log_every": 1,
-    "output.plots": False,
-    "output.pictures": "off",
-    "acceleration.amp": "off",
-    "acceleration.channels_last": "off",
-    "acceleration.threads": 1,
-}
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 TRAINING = """
     import json, sys
     sys.path.insert(0, {tests!r})
-    from conftest import TINY
+    from tiny_recipe import TINY
     from fasttrain import load_recipe, train
     from fasttrain.errors import FasttrainError
     class Told:

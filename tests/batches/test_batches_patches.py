@@ -205,7 +205,7 @@ PARENT = """
     import torch
     from fasttrain import load_recipe
     from fasttrain.batches import Loading, LoaderSource, Order
-    from conftest import TINY
+    from tiny_recipe import TINY
     sys.path.insert(0, {here!r})
     from test_batches_patches import Made
     recipe = load_recipe("demo", TINY).recipe

@@ -244,7 +244,7 @@ HUNG = """
     import sys, threading, time
     sys.path[:0] = [{tests!r}, {here!r}]
     import torch
-    from conftest import TINY
+    from tiny_recipe import TINY
     from fasttrain import load_recipe
     from fasttrain.errors import MachineError
     from test_batches_watch import Made, loader
@@ -270,7 +270,7 @@ PIPED = """
     import os, sys
     sys.path[:0] = [{tests!r}, {here!r}]
     import torch
-    from conftest import TINY
+    from tiny_recipe import TINY
     from fasttrain import load_recipe
     from fasttrain.batches import LoaderSource, Loading, Order
     from test_batches_watch import Made
@@ -307,7 +307,7 @@ def test_a_batch_that_shared_memory_has_no_room_for_goes_through_a_pipe() -> Non
 STARTED = """
     import os, resource, sys
     sys.path[:0] = [{tests!r}, {here!r}]
-    from conftest import TINY
+    from tiny_recipe import TINY
     from fasttrain import load_recipe
     from fasttrain.errors import MachineError
     from test_batches_watch import Made, loader

@@ -22,7 +22,7 @@ MEASURED = """
     sys.path.insert(0, {tests!r})
     import nibabel, numpy
     from pathlib import Path
-    from conftest import TINY
+    from tiny_recipe import TINY
     from fasttrain import load_recipe
     from fasttrain.data.caches import build_bytes
     from fasttrain.data.preprocess import Preprocess

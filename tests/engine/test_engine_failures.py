@@ -314,7 +314,7 @@ def test_a_run_whose_worker_was_killed_goes_on(tiny, phantoms: Path, whole_run: 
 SCRIPT = """
     import sys
     sys.path.insert(0, {tests!r})
-    from conftest import TINY
+    from tiny_recipe import TINY
     from fasttrain import load_recipe, train
     recipe = load_recipe("demo", {{**TINY, "output.checkpoint_every": "3 steps", "data.workers": 1}})
     class Told:

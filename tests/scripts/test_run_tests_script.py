@@ -1,9 +1,11 @@
 """The runner of several pytest processes: every file runs once, a failure is its exit code, a signal ends all of it."""
 
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -85,3 +87,15 @@ def test_all_files_of_this_checkout_are_in_exactly_one_group() -> None:
         [sys.executable, "-c", script], cwd=ROOT / "scripts", capture_output=True, text=True, check=True
     )
     assert sorted(done.stdout.split()) == sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+def test_one_pytest_can_take_all_tests_too() -> None:
+    """Python knows one module of a name: of two folders' `conftest` a test would import either."""
+    tests = Path(__file__).parents[1]
+    files = sorted(path for path in tests.rglob("*.py") if path.name not in ("conftest.py", "__init__.py"))
+    assert len(files) > 300
+    double = [name for name, count in Counter(path.stem for path in files).items() if count > 1]
+    importing = [
+        path.name for path in files if re.search(r"^\s*(from|import) conftest\b", path.read_text(), re.MULTILINE)
+    ]
+    assert (double, importing) == ([], [])

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY
 from made_trials import GIB, MadeTrials
+from tiny_recipe import TINY
 
 from fasttrain.cli.main import run
 from fasttrain.engine.stop import Stopped

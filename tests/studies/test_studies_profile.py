@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY
 from small_machine import run_with
+from tiny_recipe import TINY
 
 from fasttrain import ranges
 from fasttrain.cli.main import run
