@@ -93,7 +93,7 @@ def test_one_pytest_can_take_all_tests_too() -> None:
     """Python knows one module of a name: of two folders' `conftest` a test would import either."""
     tests = Path(__file__).parents[1]
     files = sorted(path for path in tests.rglob("*.py") if path.name not in ("conftest.py", "__init__.py"))
-    assert len(files) > 300
+    assert len(files) > 100
     double = [name for name, count in Counter(path.stem for path in files).items() if count > 1]
     importing = [
         path.name for path in files if re.search(r"^\s*(from|import) conftest\b", path.read_text(), re.MULTILINE)
