@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def standing_of(kept: Kept) -> dict[str, Any]:
         "name": kept.name,
         "storage": kept.place.shown,
         "metric": attributes.get("fasttrain_metric"),
-        "objectives": _objectives(kept),
+        "objectives": _objectives(attributes),
         "wanted": kept.record.get("trials"),
         "trials": len(counted),
         "states": {
@@ -50,7 +50,7 @@ def standing_of(kept: Kept) -> dict[str, Any]:
             str(trial.number): trial.user_attrs.get("reason") or "no sign of life" for trial in by_state["failed"]
         },
         "best": best_trials(kept),
-        "baseline": _baseline(kept, counted),
+        "baseline": _baseline(counted, _objectives(attributes)),
         "importance": importance_of(kept, by_state["complete"]),
         "device": device_use(trials),
         "space": list((attributes.get(BOUND) or {}).get("search", {}).get("space", {})),
@@ -77,13 +77,14 @@ def best_trials(kept: Kept) -> list[dict[str, Any]]:
         return []
     several = len(kept.optuna.directions) > 1
     found = patiently(kept.place, lambda: list(kept.optuna.best_trials) if several else [kept.optuna.best_trial])
-    place = _objectives(kept).index("score")
+    names = _objectives(patiently(kept.place, lambda: kept.optuna.user_attrs))
+    place = names.index("score")
     rising = kept.optuna.directions[place].name == "MAXIMIZE"
     ordered = sorted(found, key=lambda trial: trial.values[place], reverse=rising)
     return [
         {
             "trial": trial.number,
-            "values": _by_name(kept, trial),
+            "values": dict(zip(names, trial.values, strict=True)),
             "params": {path: rounded(value) for path, value in trial.params.items()},
             "run": str(kept.folder.path / str(trial.user_attrs.get("run"))),
             "baseline": bool(trial.user_attrs.get(BASELINE)),
@@ -92,21 +93,17 @@ def best_trials(kept: Kept) -> list[dict[str, Any]]:
     ]
 
 
-def _baseline(kept: Kept, counted: Sequence[Any]) -> dict[str, Any] | None:
+def _baseline(counted: Sequence[Any], names: Sequence[str]) -> dict[str, Any] | None:
     """The trial with the recipe's own values; its `values` are None until it has come to its end."""
     found = next((trial for trial in counted if trial.user_attrs.get(BASELINE)), None)
     if found is None:
         return None
-    ended = state_of(found) == "complete"
-    return {"trial": found.number, "state": state_of(found), "values": _by_name(kept, found) if ended else None}
+    values = dict(zip(names, found.values, strict=True)) if state_of(found) == "complete" else None
+    return {"trial": found.number, "state": state_of(found), "values": values}
 
 
-def _by_name(kept: Kept, trial: Any) -> dict[str, float]:
-    return dict(zip(_objectives(kept), trial.values, strict=True))
-
-
-def _objectives(kept: Kept) -> list[str]:
-    return list(patiently(kept.place, lambda: kept.optuna.user_attrs).get("fasttrain_objectives", ["score"]))
+def _objectives(attributes: Mapping[str, Any]) -> list[str]:
+    return list(attributes.get("fasttrain_objectives", ["score"]))
 
 
 def importance_of(kept: Kept, complete: Sequence[Any]) -> dict[str, float] | None:
